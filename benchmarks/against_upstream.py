@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from transformers.utils import logging
 
+from benchmarks.compiled import rounded
 from benchmarks.rounds import BenchmarkSettings, benchmark
 from hf_diversed import load_demo_pair
 from hf_diversed.tasks import get_task, load_records
@@ -57,17 +58,13 @@ def _summary(records: list[dict], arguments) -> dict:
         "num_assistant_tokens": arguments.gamma,
         "max_new_tokens": arguments.max_new_tokens,
         "repeats": arguments.repeats,
-        "round_cost_ratio": _rounded(ours[1]["ratios"]["upstream"]["seconds"]),
+        "round_cost_ratio": rounded(ours[1]["ratios"]["upstream"]["seconds"]),
         "acceptance_rate": round(largest["acceptance_rate"], 4),
         "block_efficiency": round(largest["block_efficiency"], 4),
         "throughput_ratio_by_batch": {
-            str(size): _rounded(row["ratios"]["upstream"]["tokens_per_second"]) for size, row in ours.items()
+            str(size): rounded(row["ratios"]["upstream"]["tokens_per_second"]) for size, row in ours.items()
         },
     }
-
-
-def _rounded(spread: dict) -> dict:
-    return {"median": round(spread["median"], 4), "quartiles": [round(value, 4) for value in spread["quartiles"]]}
 
 
 def _arguments() -> argparse.Namespace:

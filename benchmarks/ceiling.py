@@ -32,6 +32,7 @@ from hf_diversed.running.prompts import encode, plan_batches
 from hf_diversed.running.sampling import Sampling
 from hf_diversed.sampling import residual
 from hf_diversed.tasks import get_task, load_records
+from hf_diversed.training.labels import cut
 from hf_diversed.verifiers import LosslessVerifier
 from hf_diversed.zoo.loader import MIXTURE
 
@@ -131,12 +132,6 @@ def continue_and_score(decoder, task: Task, examples, prompts, chosen, starts, b
         for text, entry in zip(texts, chosen)
     ]
     return task.score_batch(answers, [examples[entry["example"]] for entry in chosen])
-
-
-def cut(text: str, stop_strings: list[str]) -> str:
-    """Return the text up to and including its first stop string, as decoding would."""
-    ends = [text.index(stop) + len(stop) for stop in stop_strings if stop in text]
-    return text[: min(ends)] if ends else text
 
 
 def summary(

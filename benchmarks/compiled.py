@@ -2,11 +2,11 @@
 
     python -m benchmarks.compiled --output results/compiled.json
 
-Summarizes `python -m benchmarks.rounds --methods target,compiled:target,upstream:0.7,static:0.7,compiled:static:0.7,
-compiled:diversed`. All methods use the same ensemble weight and draft length and run in turns, in one process per
-number of threads. Figures are medians over the turns, with quartiles. At batch size 1 rounds are compared with
-upstream's directly; larger batches are compared in tokens per second because upstream supports one row only. The
-overhead of a round is its time minus the time of the two models' forwards, each compiled alone.
+Summarizes `python -m benchmarks.rounds` with `--methods upstream:0.7,compiled:static:0.7`, and at batch size 1 with
+`--methods compiled:target,compiled:diversed`. The methods of each run use the same draft length and run in turns, in
+one process per number of threads. Figures are medians over the turns, with quartiles. At batch size 1 rounds are
+compared with upstream's directly; larger batches are compared in tokens per second because upstream supports one row
+only. The overhead of a round is its time minus the time of the two models' forwards, each compiled alone.
 """
 
 import argparse
@@ -77,52 +77,43 @@ def _measure(arguments: argparse.Namespace) -> dict:
     )
     weight = f":{arguments.weight}"
     prompts = pair.tokenizer(texts)["input_ids"]
-    methods = ["target", "upstream" + weight, "static" + weight, OURS + weight]
+    methods = ["upstream" + weight, OURS + weight]
     report = benchmark(pair.target, pair.draft, methods, settings, prompts=prompts)
     # The head is compared at batch size 1 only, so that it is compiled once.
-    one, versus = replace(settings, batch_sizes=(1,)), ["target", "compiled:target", HEAD]
+    one, versus = replace(settings, batch_sizes=(1,)), ["compiled:target", HEAD]
     heads = benchmark(pair.target, pair.draft, versus, one, head=pair.heads["math"], prompts=prompts)
-    report["records"] += [row for row in heads["records"] if row["method"] in ("compiled:target", HEAD)]
+    report["records"] += heads["records"]
     return report
 
 
 def _summary(records: list[dict], arguments: argparse.Namespace) -> dict:
-    ours, heads, plain = (
+    ours, heads = (
         {str(row["batch_size"]): row for row in records if row["method"] == name}
-        for name in (f"{OURS}:{arguments.weight}", HEAD, "compiled:target")
+        for name in (f"{OURS}:{arguments.weight}", HEAD)
     )
-    static = {str(row["batch_size"]): row for row in records if row["method"] == f"static:{arguments.weight}"}
     if any(row["engine"] != "compiled" for row in (*ours.values(), *heads.values())):
         raise RuntimeError("a compiled method ran uncompiled, or only its forward passes were compiled")
     one = ours["1"]
     return {
-        "round_cost_ratio": _rounded(one["ratios"]["upstream"]["ms_per_round"]),
-        "round_cost_ratio_to_eager": _each(ours, lambda row: row["ratios"]["eager"]["ms_per_round"]),
+        "round_cost_ratio": rounded(one["ratios"]["upstream"]["ms_per_round"]),
         "throughput_ratio_by_batch": _each(ours, lambda row: row["ratios"]["upstream"]["tokens_per_second"]),
         "head_throughput_ratio_to_plain_compiled": _each(
             heads, lambda row: row["ratios"]["plain_compiled"]["tokens_per_second"]
         ),
-        "head_throughput_ratio_to_plain": _each(heads, lambda row: row["ratios"]["plain"]["tokens_per_second"]),
         "head_acceptance_rate": round(heads["1"]["acceptance_rate"], 4),
         "acceptance_rate": round(one["acceptance_rate"], 4),
         "own_percent": _each(ours, lambda row: row["own_percent"]),
-        "ms_per_round": _each(ours, lambda row: row["ms_per_round"]),
-        "forwards_ms": _each(ours, lambda row: row["forwards_ms"]),
-        "plain_compiled_ms_per_token": _each(plain, lambda row: row["ms_per_round"]),
         "compile_seconds": {size: round(row["compile_seconds"], 1) for size, row in ours.items()},
-        "added_memory_bytes": {
-            size: {"eager": static[size]["added_memory_bytes"], "compiled": row["added_memory_bytes"]}
-            for size, row in ours.items()
-        },
     }
 
 
 def _each(rows: dict[str, dict], figure) -> dict:
     """Return a rounded statistic per batch size."""
-    return {size: _rounded(figure(row)) for size, row in rows.items()}
+    return {size: rounded(figure(row)) for size, row in rows.items()}
 
 
-def _rounded(spread: dict) -> dict:
+def rounded(spread: dict) -> dict:
+    """Return a median and quartiles with four decimals."""
     return {"median": round(spread["median"], 4), "quartiles": [round(value, 4) for value in spread["quartiles"]]}
 
 

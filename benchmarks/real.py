@@ -47,15 +47,7 @@ from hf_diversed.running.pair import Pair, load_model, load_tokenizer
 from hf_diversed.running.prompts import encode
 from hf_diversed.running.sampling import Sampling
 from hf_diversed.tasks import PromptedTask, Task, get_task, load_records
-from hf_diversed.training.draft_making import (
-    agreement,
-    choose_layers,
-    count_ids,
-    frequent_ids,
-    make_draft,
-    sample_target,
-    save_draft,
-)
+from hf_diversed.training.draft_making import count_ids, frequent_ids, make_draft, save_draft
 from hf_diversed.zoo import packaged
 
 
@@ -100,12 +92,10 @@ def trained_draft(arguments: argparse.Namespace) -> str:
     target = packaged.resolve(arguments.target)
     if not (made / "provenance.json").exists():
         tokenizer, model = load_tokenizer(target), load_model(target, "cpu")
-        samples = sample_target(model, tokenizer, seed=arguments.seed)
-        layers, choices = choose_layers(model, arguments.layers, samples)
+        layers = list(range(arguments.layers))
         kept = frequent_ids(_counts(target, arguments), arguments.vocabulary, model, tokenizer)
-        draft = make_draft(model, layers, kept)
-        record = {"target": arguments.target, "layers": layers, "choices": choices, "vocabulary": len(kept)}
-        save_draft(draft, tokenizer, made, record | {"acceptance": agreement(model, draft, samples)})
+        record = {"target": arguments.target, "layers": layers, "vocabulary": len(kept)}
+        save_draft(make_draft(model, layers, kept), tokenizer, made, record)
     call("tune-draft", [*_tuning(target, str(made), arguments), "--output-dir", str(folder), "--resume", "true"])
     return str(folder)
 
@@ -117,7 +107,7 @@ def history(folder: Path) -> dict[str, Any]:
     held_out = [
         {"step": log["step"], "acceptance": log["eval_acceptance"]} for log in logs if "eval_acceptance" in log
     ]
-    return {**{name: made[name] for name in ("layers", "choices", "vocabulary")}, "held_out": held_out}
+    return {"layers": made["layers"], "vocabulary": made["vocabulary"], "held_out": held_out}
 
 
 def _counts(target: str, arguments: argparse.Namespace):
@@ -381,7 +371,7 @@ def _arguments() -> argparse.Namespace:
     add("--draft-examples", type=int, default=640, help="Training prompts of the draft model.")
     add("--draft-samples", type=int, default=1, help="Completions of the target per training prompt.")
     add("--regimes", type=lambda text: text.split(","), default=list(REGIMES), help="draft, lookup, or both.")
-    add("--layers", type=int, default=4)
+    add("--layers", type=int, default=4, help="Number of the target's first layers in the draft model.")
     add("--vocabulary", type=int, default=8000)
     add("--head-steps", type=int, default=0, help="Updates of each head; 0 trains none.")
     add("--heads", type=lambda text: text.split(","), default=list(HEADS), help="mixture, token-aware, or both.")

@@ -10,7 +10,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,13 +55,6 @@ class Server:
                 return answer.status, content | {"headers": served_by(answer.headers)}
         except urllib.error.HTTPError as error:
             return error.code, json.loads(error.read() or b"{}")
-
-    def post_all(self, prompts: Sequence[str], xargs: Sequence[Mapping[str, Any]]) -> list[dict]:
-        """Request completions of many prompts, 32 at a time."""
-        with ThreadPoolExecutor(32) as pool:
-            answers = list(pool.map(self.post, prompts, xargs))
-        assert {status for status, _ in answers} == {200}
-        return [answer for _, answer in answers]
 
     def answers(self) -> bool:
         """Return whether the server is up."""

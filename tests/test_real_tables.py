@@ -3,7 +3,7 @@
 import json
 
 from tests.evaluation.measured import record
-from tools.render_real import COMMANDS, gains, real, study
+from tools.render_real import COMMANDS, gains, real
 
 
 def turns(*seconds: float) -> dict:
@@ -45,7 +45,6 @@ def test_gains_are_over_plain_decoding_of_the_same_engine_and_turn(tmp_path):
     assert by_method["transformers' assisted generation"][0] == "2.00x (2.00 to 4.00)"
     assert "some CPU, 1 thread(s)" in lines[0]
     assert lines[-1] == f"Measured by `{COMMANDS['lookup-scitldr.json']}`."
-    assert text == study(tmp_path / "lookup-scitldr.json")
 
 
 def test_gains_are_medians_over_turns(tmp_path):

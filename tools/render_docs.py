@@ -8,7 +8,7 @@ replaces a line `<!-- file: NAME.md -->` with that file of the repository.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from tools import (
     render_tables,
 )
 from tools.markdown import prompts, table
-from tools.render_results import RESULTS, TASKS, read_asked
+from tools.render_results import RESULTS
 
 
 ROOT = Path(__file__).parent.parent
@@ -43,40 +43,6 @@ FILES = {
     "SECURITY.md": "security.md",
 }
 Record = Mapping[str, Any]
-
-
-def guide() -> str:
-    """Return a table of methods on each task of the embedded pair."""
-    parts = []
-    for task in TASKS:
-        records = read_asked(RESULTS / f"{task}.json")
-        first = records[0]
-        words = f"**{task}** ({first['metric']}, {prompts(records)}, temperature {first['temperature']:g}):"
-        parts.append(f"{words}\n\n{_quality_and_acceptance(records)}")
-    return "\n\n".join(parts)
-
-
-def _quality_and_acceptance(records: Sequence[Record]) -> str:
-    rows = [
-        [f"`{record['method']}`", with_bounds(record, "acceptance_rate"), with_bounds(record, "quality")]
-        for record in records
-    ]
-    return table(("method", "accepted / drafted", "quality"), rows)
-
-
-def drafts() -> str:
-    """Return tables of tuned draft models, with lossless decoding and with a head."""
-    found = json.loads((RESULTS / "drafts-math.json").read_text())
-    records = [record for record in found["records"] if record["method"] != "target"]
-    rows = (
-        [
-            record["draft"],
-            f"`{record['method']}`",
-            *(with_bounds(record, name) for name in ("acceptance_rate", "quality")),
-        ]
-        for record in records
-    )
-    return table(("draft", "method", "accepted / drafted", "quality"), rows)
 
 
 def _command(found: Record) -> str:
@@ -177,16 +143,6 @@ def importance() -> str:
     return f"{table(header, rows)}\n\n{words}"
 
 
-def lookup() -> str:
-    """Return a table of prompt lookup on SmolLM2."""
-    return render_real.study(RESULTS / "real" / "lookup-scitldr.json")
-
-
-def own_layers() -> str:
-    """Return a table of draft models made of SmolLM2's layers."""
-    return render_real.study(RESULTS / "real" / "draft-scitldr.json")
-
-
 def families() -> str:
     """Return a table of model types by how they are supported, from a run of `make families`."""
     found = json.loads((RESULTS / "families.json").read_text())
@@ -243,15 +199,11 @@ SECTIONS = {
     "compiled": render_tables.compiled,
     "adaptive": render_tables.adaptive,
     "speed": render_tables.speed,
-    "guide": guide,
-    "drafts": drafts,
     "draft-losses": draft_losses,
     "head-costs": head_costs,
     "importance": importance,
     "truncation": truncation,
     "random-draft": random_draft,
-    "lookup": lookup,
-    "own-layers": own_layers,
     "tasks": lambda: _headed(render_results.tasks(RESULTS)),
     "counterfactual": lambda: _headed(render_counterfactual.studies(RESULTS)),
     "learning": lambda: _headed(render_learning.studies(RESULTS)),

@@ -86,8 +86,9 @@ def brief(folder: Path = FOLDER, methods: Sequence[str] = METHODS) -> str:
 
 
 def _head_label(method: str) -> str:
-    """Return the label of `diversed:FOLDER/head-TASK` or, for token heads, `diversed:FOLDER/token-head-TASK`."""
+    """Return the label of `diversed:FOLDER/[token-|hidden-]head-TASK`."""
     kind = "token head" if "/token-head-" in method else "mixture head"
+    kind += " with hidden states" if "/hidden-head-" in method else ""
     return f"`diversed`, {kind} trained on {TASKS[method.rpartition('-')[2]]}"
 
 

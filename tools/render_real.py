@@ -74,12 +74,6 @@ def real(folder: Path) -> Iterator[tuple[str, str]]:
                 yield f"Acceptance that a draft model needs, {found['dtype']}", _costs(found)
 
 
-def study(path: Path) -> str:
-    """Render the first part of a report of `benchmarks/real.py`."""
-    found = json.loads(path.read_text())
-    return _study(path.name, found, found["records"][0])
-
-
 def gains(path: Path, methods: Sequence[str]) -> list[str]:
     """Return tokens per second over target decoding at batch size 1, eager, of the first part of a file."""
     single = json.loads(path.read_text())["records"][0]["seconds"][0]["methods"]

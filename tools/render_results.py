@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_diversed.evaluation import markdown_table
 from hf_diversed.evaluation.curves import read_records, to_curves
 from hf_diversed.formatting import percent, with_bounds
 from hf_diversed.running.methods import DIVERSED, MethodName
@@ -45,10 +44,10 @@ Record = Mapping[str, Any]
 
 
 def tasks(folder: Path = RESULTS) -> dict[str, str]:
-    """Return tables of methods by task and setting, under their headings."""
-    studied = [*render_learning.COMMANDS, *render_studies.COMMANDS, *render_counterfactual.COMMANDS]
+    """Return tables of the other studies of the embedded pair, under their headings."""
+    studied = [f"{task}.json" for task in TASKS]
+    studied += [*render_learning.COMMANDS, *render_studies.COMMANDS, *render_counterfactual.COMMANDS]
     return {
-        "Methods and tasks": _methods_and_tasks(folder),
         "The frontier": _frontier(folder),
         "Heads on other tasks": _transfer(folder),
         "Temperatures and draft lengths": "\n\n".join(_sweeps(folder)),
@@ -89,24 +88,6 @@ def pivot(records: Iterable[Record], row: str, column: str, head: str) -> str:
         (head, *(_plain(value) for value in columns)),
         ([f"`{_plain(name)}`", *(cells.get((name, value), "") for value in columns)] for name in rows),
     )
-
-
-def _methods_and_tasks(folder: Path) -> str:
-    """Return the table that corresponds to the paper's Table 1."""
-    files = [folder / f"{task}.json" for task in TASKS]
-    records = [record for path in files if path.is_file() for record in read_asked(path)]
-    gaps = [_how_to_make(path.name) for path in files if not path.is_file()]
-    if not records:
-        return "\n\n".join(gaps)
-    first = records[0]
-    metrics = ", ".join(
-        dict.fromkeys(f"{record['task']}: {record['metric']}, n = {_samples(record)}" for record in records)
-    )
-    note = (
-        f"Accepted / drafted and quality ({metrics}) at temperature {first['temperature']:g}, "
-        f"{first['num_assistant_tokens']} draft tokens per round. {_widest(records)}"
-    )
-    return "\n\n".join([note, markdown_table(records), *gaps])
 
 
 def _frontier(folder: Path) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from benchmarks.rounds.hardware import copy_bandwidth, weight_bytes
-from benchmarks.rounds.memory import PeakMemory, give_back_free_pages, peak_memory
 from benchmarks.rounds.runner import Run, Runner, build_timed, runs_at
 from benchmarks.rounds.settings import PROMPTS_AS_GIVEN, BenchmarkSettings, Point
 from benchmarks.rounds.timing import PHASES, Phases
@@ -50,9 +49,6 @@ class Record:
             fields.
         forwards_ms*: the two models' forwards of a compiled round, each compiled alone at the same shapes.
         own_percent*: share of a compiled round outside these forwards, paired by turn.
-        peak_memory_bytes: with weights.
-        added_memory_bytes: memory that a call adds: caches, activations, logits. On a GPU from torch's allocator; on a
-            CPU from the process, in whole pages and in an untimed call.
         limit_ms: the bandwidth limit at this draft length.
     """
 
@@ -75,8 +71,6 @@ class Record:
     compile_seconds: float | None = None
     forwards_ms: dict | None = None
     own_percent: dict | None = None
-    peak_memory_bytes: int | None = None
-    added_memory_bytes: int | None = None
     limit_ms: float | None = None
 
 
@@ -94,7 +88,6 @@ class Case:
     phases: list[Phases] = field(default_factory=list)
     forwards_ms: list[float] = field(default_factory=list)
     first_seconds: list[float] = field(default_factory=list)
-    peak: PeakMemory = field(default_factory=PeakMemory)
 
     @property
     def place(self) -> tuple:
@@ -193,7 +186,7 @@ def _cases(methods: list[Method], settings: BenchmarkSettings) -> list[Case]:
 
 def _take_turns(cases: list[Case], runner: Runner, settings: BenchmarkSettings) -> None:
     """Run all cases in turns, so that temporary slowdowns of the machine affect all of them."""
-    first = [partial(turn, case, runner, settings.seed) for turn in (_warm_up, _measure_memory) for case in cases]
+    first = [partial(_warm_up, case, runner, settings.seed) for case in cases]
     timed = [
         partial(_time, case, runner, settings.seed + repeat, settings.breakdown)
         for repeat in range(1, settings.repeats + 1)
@@ -205,12 +198,6 @@ def _take_turns(cases: list[Case], runner: Runner, settings: BenchmarkSettings) 
 
 def _warm_up(case: Case, runner: Runner, seed: int) -> None:
     case.first_seconds.append(runner(case.method, case.point, seed).seconds)
-
-
-def _measure_memory(case: Case, runner: Runner, seed: int) -> None:
-    give_back_free_pages()
-    with peak_memory(runner.target.device) as case.peak:
-        runner(case.method, case.point, seed)
 
 
 def _time(case: Case, runner: Runner, seed: int, breakdown: bool) -> None:
@@ -257,8 +244,6 @@ def _record(case: Case, cases: list[Case], limit_ms: float) -> Record:
         same_tokens_as_upstream=_same_tokens(case, upstream) if upstream is not None and comparable else None,
         **_parts(case),
         compile_seconds=case.compile_seconds,
-        peak_memory_bytes=case.peak.num_bytes,
-        added_memory_bytes=case.peak.num_added,
         limit_ms=limit_ms,
     )
 

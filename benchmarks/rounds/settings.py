@@ -31,7 +31,7 @@ class BenchmarkSettings:
             all rows decode `max_new_tokens`.
         draft_lengths: draft tokens per round.
         max_new_tokens: tokens per row.
-        repeats: timed turns, after one for warming up and one for measuring memory.
+        repeats: timed turns, after one for warming up.
         temperature: 0 decodes greedily; top-k and top-p are off.
         acceptance: conditional acceptance rate of our methods, one for all positions or one for each
             (`SyntheticVerifier`); None for the models' own.

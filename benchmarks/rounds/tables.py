@@ -12,14 +12,16 @@ from hf_diversed.formatting import number, percent
 
 
 def tables(records: list[dict]) -> Iterator[Table]:
-    """Return tables of speed, rounds, costs and parts of a round by point, medians over the turns, in 80 columns."""
+    """Return tables of speed, rounds, compilation and parts of a round by point, medians over turns, in 80 columns."""
     for place, rows in _by_place(records).items():
         timed = [row for row in rows if row["method"] != LIMIT]
         if not timed:  # only the bandwidth limit
             continue
         yield _table(_title(*place), _SPEED, timed)
         yield _table("rounds", _ROUND, rows)
-        yield _table("memory, and compiling", _COST, timed)
+        compiled = [row for row in timed if row["compile_seconds"] is not None]
+        if compiled:
+            yield _table("compiled methods", _COMPILED, compiled)
         ours = [row for row in rows if row["breakdown"] is not None]
         if ours:
             yield _table("ms per round, by part", _PARTS, ours)
@@ -59,8 +61,8 @@ def _ratio(row: dict, reference: str, figure: str) -> float | None:
     return _median(row["ratios"].get(reference, {}).get(figure))
 
 
-def _scaled(value: float | None, unit: float) -> float | None:
-    return None if value is None else value / unit
+def _share(spread: dict | None) -> float | None:
+    return None if spread is None else spread["median"] / 100
 
 
 def _part(phase: str, row: dict) -> str:
@@ -79,14 +81,12 @@ _ROUND: dict[str, Callable[[dict], str]] = {
     "of limit": lambda row: percent(row["limit_ms"] / row["ms_per_round"]["median"]),
     "x upstream's": lambda row: number(_ratio(row, "upstream", "ms_per_round") if row["batch_size"] == 1 else None),
     "x lossless": lambda row: number(_ratio(row, "lossless", "ms_per_round")),
-    "head": lambda row: percent(_scaled(_median(row["head_percent"]), 100)),
+    "head": lambda row: percent(_share(row["head_percent"])),
 }
-_COST: dict[str, Callable[[dict], str]] = {
-    "peak, GB": lambda row: number(_scaled(row["peak_memory_bytes"], 1e9)),
-    "call's, MB": lambda row: number(_scaled(row["added_memory_bytes"], 1e6)),
+_COMPILED: dict[str, Callable[[dict], str]] = {
     "compile, s": lambda row: number(row["compile_seconds"]),
     "forwards\nalone, ms": lambda row: number(_median(row["forwards_ms"])),
-    "own\nwork": lambda row: percent(_scaled(_median(row["own_percent"]), 100)),
+    "own\nwork": lambda row: percent(_share(row["own_percent"])),
 }
 _PARTS: dict[str, Callable[[dict], str]] = {
     **{phase: partial(_part, phase) for phase in PHASES},

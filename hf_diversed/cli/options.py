@@ -314,14 +314,6 @@ def refuse_unknown(more: Sequence[str], parser: Parser) -> None:
         raise ValueError(f"no such {kind}: {more[0]}{close}; --help lists all.")
 
 
-def parse_options(classes: Sequence[type], argv: Sequence[str], name: str = "train") -> tuple[Any, ...]:
-    """Return an instance of each class, from the options of a command line."""
-    parser = Parser(classes, name)
-    values, more = parser.parse([spelled(word) for word in argv])
-    refuse_unknown(more, parser)
-    return tuple(values)
-
-
 def _add(parser: argparse.ArgumentParser, item: Any, hint: Any) -> None:
     """Add a dataclass field made by `option`, `required` or `argument` to the parser."""
     kind = hint if get_origin(hint) is list else next((part for part in get_args(hint) if part is not NoneType), hint)

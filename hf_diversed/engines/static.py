@@ -19,7 +19,7 @@ from hf_diversed.generation.drafting import DiversedCandidateGenerator
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.sampling import RoundNoise
-from hf_diversed.verifiers.base import Memory, Verifier
+from hf_diversed.verifiers.base import Verifier, VerifierState
 
 
 # Most layers in one compiled function; the draft model's layers count once per draft token. Compiling takes 2 to 3 s
@@ -92,21 +92,21 @@ class StaticEngine(EagerEngine):
             keep_scores=self.keep_scores,
         )
 
-    def round(self, gamma: int, memory: Memory) -> Round:
+    def round(self, gamma: int, verifier_state: VerifierState) -> Round:
         if self._settings is None or gamma == 0:
-            return self._round_by_forwards(gamma, memory)
+            return self._round_by_forwards(gamma, verifier_state)
         assert isinstance(self.drafter, DiversedCandidateGenerator)
         self.drafter.catch_up()
-        rows, gamma = self.rows, self._fit_to_room(gamma, memory)
+        rows, gamma = self.rows, self._fit_to_room(gamma, verifier_state)
         for model in (self.target, self._draft):
             model.make_room(max(rows.lengths.host) + gamma)
-        inputs = self._prepare_inputs(self._settings, gamma, memory)
+        inputs = self._prepare_inputs(self._settings, gamma, verifier_state)
         try:
-            round = self._run(self._settings, inputs, self._shape(gamma, memory))
+            round = self._run(self._settings, inputs, self._shape(gamma, verifier_state))
         except Exception as error:
             if not cannot_be_traced(error):
                 raise
-            return self._continue_by_forwards(error, gamma, memory)
+            return self._continue_by_forwards(error, gamma, verifier_state)
         self.target.num_forwards += 1
         self._draft.num_forwards += gamma
         if self.compiler.replays or len(inputs.lengths) > len(rows.ids):
@@ -116,16 +116,16 @@ class StaticEngine(EagerEngine):
         rows.ids.scatter_(1, columns, round.draft.tokens)
         return round
 
-    def _fit_to_room(self, gamma: int, memory: Memory) -> int:
-        """Return a shorter draft length that fits the remaining room if it is already compiled; else `gamma`."""
+    def _fit_to_room(self, gamma: int, verifier_state: VerifierState) -> int:
+        """Return a shorter draft length that fits the rows if it is already compiled; else `gamma`."""
         if gamma <= SMALLEST_LENGTH:
             return gamma
-        shorter = min(gamma, length_for(max(self.rows.room_on_host(gamma))))
-        return shorter if self.ready(shorter, memory) else gamma
+        shorter = min(gamma, length_for(max(self.rows.draft_limit_on_host(gamma))))
+        return shorter if self.ready(shorter, verifier_state) else gamma
 
-    def _round_by_forwards(self, gamma: int, memory: Memory) -> Round:
+    def _round_by_forwards(self, gamma: int, verifier_state: VerifierState) -> Round:
         self.target.widths.add(gamma + 1)
-        return super().round(gamma, memory)
+        return super().round(gamma, verifier_state)
 
     def _copy_if_replayed(self, values: torch.Tensor) -> torch.Tensor:
         """Return a copy if the next replay would overwrite the values, else the values."""
@@ -148,10 +148,10 @@ class StaticEngine(EagerEngine):
         self._latest = static_round.verify_block, shape
         return self.compiler.run(*self._latest, self._label, settings, target, inputs, steps)
 
-    def _shape(self, gamma: int, memory: Memory) -> Shape:
+    def _shape(self, gamma: int, verifier_state: VerifierState) -> Shape:
         """Return the shape that a round with this draft length is compiled for."""
         rows = self.rows
-        rest = (gamma, *sorted(memory.row_values), memory.state is None, *self._sampling)
+        rest = (gamma, *sorted(verifier_state.row_values), verifier_state.state is None, *self._sampling)
         return Shape(size_for(len(rows.ids)), self.target.capacity_for(max(rows.lengths.host) + gamma), rest)
 
     def _step_shape(self, shape: Shape, width: int) -> Shape:
@@ -161,10 +161,10 @@ class StaticEngine(EagerEngine):
     def _sampling(self) -> tuple[bool, bool]:
         return self.random_source is not None, self.rows.temperatures is None
 
-    def ready(self, gamma: int, memory: Memory) -> bool:
+    def ready(self, gamma: int, verifier_state: VerifierState) -> bool:
         if self._settings is None:
             return self._forwards_ready(gamma)
-        shape, has = self._shape(gamma, memory), self.compiler.has
+        shape, has = self._shape(gamma, verifier_state), self.compiler.has
         if _is_one_function(self._settings, gamma):
             return has(static_round.run_round, shape, self._label)
         steps = [self._step_shape(shape, width) for width in ((1, 2) if gamma > 1 else (2,))]
@@ -179,17 +179,17 @@ class StaticEngine(EagerEngine):
                 return False
         return self.target.ready(end - 1, gamma + 1, keep=gamma + 1)
 
-    def _continue_by_forwards(self, error: Exception, gamma: int, memory: Memory) -> Round:
+    def _continue_by_forwards(self, error: Exception, gamma: int, verifier_state: VerifierState) -> Round:
         """Run this round and all later ones by compiled forwards. Tracing failed before anything was written."""
         self.forwards_only = "the verifier or a logits processor cannot be traced by torch.compile"
         self._settings = None
-        round = self._round_by_forwards(gamma, memory)
+        round = self._round_by_forwards(gamma, verifier_state)
         if self.compiler.config is not None:  # otherwise one of the models cannot be traced
             name = type(self.verifier).__name__
             warn_once(self.target.model, f"{name} or a processor cannot be compiled and runs uncompiled: {error}")
         return round
 
-    def _prepare_inputs(self, settings: CallSettings, gamma: int, memory: Memory) -> RoundInputs:
+    def _prepare_inputs(self, settings: CallSettings, gamma: int, verifier_state: VerifierState) -> RoundInputs:
         rows, size = self.rows, size_for(len(self.rows.ids))
         draft_noise, round_noise = self._draw_noise(gamma, settings.vocab_size)
         return map_tensors(
@@ -198,12 +198,12 @@ class StaticEngine(EagerEngine):
                 tail=rows.last(2),
                 lengths=rows.lengths.device,
                 gamma=gamma,
-                room=rows.room(gamma).device,
+                draft_limit=rows.draft_limit(gamma).device,
                 temperatures=rows.temperatures,
                 draft_noise=draft_noise,
                 round_noise=round_noise,
-                row_values=memory.row_values,
-                state=memory.state,
+                row_values=verifier_state.row_values,
+                state=verifier_state.state,
             ),
         )
 
@@ -213,7 +213,9 @@ class StaticEngine(EagerEngine):
         if self.random_source is None:
             return [], RoundNoise()
         scores = torch.empty(len(rows.ids), vocab_size, device=rows.ids.device)
-        drafted = max(rows.room_on_host(gamma))  # the eager engine draws no numbers beyond the room of all rows
+        drafted = max(
+            rows.draft_limit_on_host(gamma)
+        )  # the eager engine draws no numbers beyond the limits of all rows
         draft_noise = [self.random_source.draft_noise(scores) for _ in range(drafted)]
         drawn = self.random_source.round_noise(scores[:, None].expand(-1, drafted + 1, -1))
         assert drawn.noise is not None

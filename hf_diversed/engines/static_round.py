@@ -16,7 +16,7 @@ from hf_diversed.generation.decoding import verify
 from hf_diversed.generation.drafting import active_drafts, draw_drafts, to_vocabulary
 from hf_diversed.generation.processing import run_in_order, run_pointwise
 from hf_diversed.sampling import RoundNoise
-from hf_diversed.verifiers.base import Memory, Verifier
+from hf_diversed.verifiers.base import Verifier, VerifierState
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,15 +51,15 @@ class RoundInputs:
     Attributes:
         gamma: draft tokens per row.
         tail: long `[R, 2]`, the last two ids of each row. lengths: long `[R]`, the number of ids of each row.
-        room: long `[R]`, the number of draft tokens that each row has room for. temperatures: see `RaggedRows`.
+        draft_limit: long `[R]`, the maximum number of draft tokens per row. temperatures: see `RaggedRows`.
         draft_noise: gamma tensors, see `draw`; empty for greedy drafting. round_noise: see `RoundNoise`.
-        row_values, state: see `Memory`.
+        row_values, state: see `VerifierState`.
     """
 
     gamma: int
     tail: torch.Tensor
     lengths: torch.Tensor
-    room: torch.Tensor
+    draft_limit: torch.Tensor
     temperatures: torch.Tensor | None
     draft_noise: list[torch.Tensor]
     round_noise: RoundNoise
@@ -123,7 +123,7 @@ def verify_block(settings: CallSettings, buffers: Buffers, inputs: RoundInputs, 
         raw_logits=torch.cat(raw, dim=1) if settings.keep_raw else None,
         tokens=drafted,
         sampled=inputs.round_noise.noise is not None,
-        active=active_drafts(drafted, inputs.room, settings.eos_ids),
+        active=active_drafts(drafted, inputs.draft_limit, settings.eos_ids),
         lengths=inputs.lengths,
     )
     block = torch.cat([inputs.tail[:, 1:], drafted], dim=1)
@@ -133,8 +133,10 @@ def verify_block(settings: CallSettings, buffers: Buffers, inputs: RoundInputs, 
         settings.process(logits, inputs.temperatures), hidden_states, logits if settings.keep_raw else None
     )
     greedy = None if inputs.temperatures is None else inputs.temperatures == 0.0
-    memory = Memory(inputs.row_values, inputs.state)
-    round = verify(settings.verifier, inputs.tail, draft, target, memory, settings.eos_ids, inputs.round_noise, greedy)
+    verifier_state = VerifierState(inputs.row_values, inputs.state)
+    round = verify(
+        settings.verifier, inputs.tail, draft, target, verifier_state, settings.eos_ids, inputs.round_noise, greedy
+    )
     return _trim(round, settings)
 
 

@@ -1,6 +1,7 @@
 """The decoding loop and one round of it: draft a block, score it, verify it, and commit the accepted tokens.
 
-`verify` is a function of tensors and can be compiled. `commit` contains the only host transfer of a round.
+`verify` is a function of tensors and can be compiled. In a round with a draft model, only `commit` copies data to
+the host; prompt lookup, streamers and stopping criteria add transfers.
 """
 
 from dataclasses import dataclass, replace
@@ -17,10 +18,10 @@ from hf_diversed.generation.recording import RecordedRound, Recorder
 from hf_diversed.generation.rows import PerRow, RaggedRows, is_one_of
 from hf_diversed.generation.schedules import AdaptiveLength
 from hf_diversed.sampling import RandomSource, RoundNoise, count_accepted, draw
-from hf_diversed.verifiers.base import Memory, Verifier
+from hf_diversed.verifiers.base import Verifier, VerifierState
 
 
-_COMPACT_BELOW = 0.75  # share of running rows; compacting copies the caches, which takes less time than a round
+_COMPACT_AT = 0.75  # share of running rows; compacting copies the caches
 
 
 def run_rounds(
@@ -38,23 +39,23 @@ def run_rounds(
         may_compact: whether finished rows may be removed, as no code outside the engine indexes rows.
     """
     rows, verifier = engine.rows, engine.verifier
-    memory = Memory(verifier.row_values(len(rows.ids), rows.ids.device))
+    verifier_state = VerifierState(verifier.row_values(len(rows.ids), rows.ids.device))
     while rows.running:
         if schedule is not None:
-            gamma = schedule.next(memory)
-        round = engine.round(gamma, memory)  # draft a block, score it in one target forward, verify it
+            gamma = schedule.next(verifier_state)
+        round = engine.round(gamma, verifier_state)  # draft a block, score it in one target forward, verify it
         recorded = commit(rows, round, verifier)  # accepted tokens, then the residual or bonus token
         recorder.add(recorded, round)
         stops.update(recorder.scores_before)
         recorder.stream(rows, recorded, engine.forwards)
         engine.rewind(round.draft, recorded.accepted)
-        memory.learn(round.verdict, round.num_accepted)
+        verifier_state.update(round.verdict, round.num_accepted)
         if schedule is not None:
-            schedule.learn(round.draft, recorded.accepted)
+            schedule.update(round.draft, recorded.accepted)
         running = rows.running
         if may_compact and running and engine.should_compact(len(running)):
             kept = torch.tensor(running, device=rows.ids.device)
-            for holder in (rows, engine, memory):
+            for holder in (rows, engine, verifier_state):
                 holder.keep(kept)
 
 
@@ -88,18 +89,18 @@ class EagerEngine:
         return self.target.num_forwards, self.drafter.num_forwards
 
     def prefill(self, chunk_size: int | None) -> None:
-        """Run both models over the prompts without their last tokens, which the first round feeds."""
+        """Fill both caches with all tokens of the prompts but the last, which are inputs of the first round."""
         # With a rotary limit the last token is also read here, as it determines how the others are rotated.
         last = self.rows.prompt_length - (self.rotary_limit is None)
         self.target.prefill(self.rows.ids[:, :last], chunk_size)
         self.drafter.prefill(chunk_size)
 
-    def round(self, gamma: int, memory: Memory) -> Round:
+    def round(self, gamma: int, verifier_state: VerifierState) -> Round:
         """Draft up to `gamma` tokens per row, score them in one target forward, and verify them."""
         rows = self.rows
         if self.rotary_limit is not None:
             gamma = self._within_rotary_limit(self.rotary_limit, gamma)
-        draft, drafted = self.drafter.propose(rows.room(gamma))
+        draft, drafted = self.drafter.propose(rows.draft_limit(gamma))
         last = rows.last(1)
         block = last if draft is None else torch.cat([last, draft.tokens], dim=1)
         logits, hidden = self.target(block, rows.lengths + (-1), keep=block.shape[1])
@@ -108,9 +109,11 @@ class EagerEngine:
         target = TargetOutput(scores, hidden, logits if self.keep_raw else None)
         round_noise = RoundNoise() if self.random_source is None else self.random_source.round_noise(scores)
         text = rows.view(max(rows.lengths.host), rows.lengths)
-        return verify(self.verifier, text, draft, target, memory, rows.eos_ids_device, round_noise, rows.greedy)
+        return verify(
+            self.verifier, text, draft, target, verifier_state, rows.eos_ids_device, round_noise, rows.greedy
+        )
 
-    def ready(self, gamma: int, memory: Memory) -> bool:
+    def ready(self, gamma: int, verifier_state: VerifierState) -> bool:
         """Whether a round of this length can start without compiling anything first."""
         return True
 
@@ -130,7 +133,7 @@ class EagerEngine:
 
     def should_compact(self, running: int) -> bool:
         """Whether to continue with only the `running` rows, which copies their caches."""
-        return running <= _COMPACT_BELOW * len(self.rows.ends)
+        return running <= _COMPACT_AT * len(self.rows.ends)
 
     def keep(self, kept: torch.Tensor) -> None:
         """Continue with only these rows (long, ascending) of the batch."""
@@ -150,32 +153,33 @@ def verify(
     input_ids: torch.Tensor,
     draft: DraftOutput | None,
     target: TargetOutput,
-    memory: Memory,
+    verifier_state: VerifierState,
     eos_ids: torch.Tensor | None,
     round_noise: RoundNoise,
     greedy: torch.Tensor | None = None,
 ) -> Round:
-    """Run the verifier on a block, accept a prefix of every row and sample the next token.
+    """Run the verifier on a block, accept a prefix of each row's draft tokens and sample the next token.
 
     If only some rows are greedy, the block is verified in both modes, as verifiers process a block as a whole.
 
     Args:
         input_ids: long `[B, L]`, the ids so far. draft: None if no row has draft tokens; the verifier is not called.
-        memory: the verifier's settings and state per row. eos_ids: long `[E]`, on the device; None without EOS.
+        verifier_state: the verifier's settings and state per row.
+        eos_ids: long `[E]`, on the device; None without EOS.
         round_noise: all None for greedy decoding. greedy: see `Round`.
     """
     if greedy is not None:
-        sampled = verify(verifier, input_ids, draft, target, memory, eos_ids, round_noise)
+        sampled = verify(verifier, input_ids, draft, target, verifier_state, eos_ids, round_noise)
         greedy_draft = None if draft is None else replace(draft, sampled=False)
-        best = verify(verifier, input_ids, greedy_draft, target, memory, eos_ids, RoundNoise())
-        return _mixed(greedy, best, sampled)
+        argmax = verify(verifier, input_ids, greedy_draft, target, verifier_state, eos_ids, RoundNoise())
+        return _mixed(greedy, argmax, sampled)
     target_probs = target.at if round_noise.noise is None else target.probs
     if draft is None:
         verdict, num_drafted = None, torch.zeros_like(target.scores[:, 0, 0], dtype=torch.long)
         num_accepted, ends_on_draft = num_drafted, torch.zeros_like(num_drafted, dtype=torch.bool)
         next_probs = replacement = target_probs(num_accepted)
     else:
-        verdict, num_drafted = memory.verify(verifier, input_ids, draft, target), draft.num_drafted
+        verdict, num_drafted = verifier_state.verify(verifier, input_ids, draft, target), draft.num_drafted
         uniforms = torch.full_like(verdict.accept_prob, 0.5) if round_noise.uniforms is None else round_noise.uniforms
         num_accepted = count_accepted(verdict.accept_prob, uniforms, num_drafted)
         all_accepted = num_accepted >= num_drafted
@@ -184,9 +188,9 @@ def verify(
         ends_on_draft = all_accepted & (is_one_of(draft.tokens, eos_ids) & draft.active).any(dim=-1)
     next_token = draw(next_probs, round_noise.noise)
     faults = find_faults(draft, target, verdict, num_accepted, next_probs, ~ends_on_draft)
-    if draft is not None and verdict is not None and verifier.needs_check and not memory.is_checked:
-        wrong = find_no_distribution(verifier, verdict, draft, target, replacement)
-        faults = torch.where((faults == 0) & wrong, NO_DISTRIBUTION, faults)
+    if draft is not None and verdict is not None and verifier.needs_check and not verifier_state.is_checked:
+        wrong = find_invalid_probs(verifier, verdict, draft, target, replacement)
+        faults = torch.where((faults == 0) & wrong, INVALID_PROBS, faults)
     return Round(
         draft,
         target,
@@ -213,7 +217,7 @@ def commit(rows: RaggedRows, round: Round, verifier: Verifier) -> RecordedRound:
     drafted, accepted, emitted, ended, faults = torch.stack(counts).tolist()  # the one host transfer
     running = [end is None for end in rows.ends]
     if found := [fault for fault, runs in zip(faults, running) if runs and fault]:
-        error = ValueError if min(found) == NO_DISTRIBUTION else FloatingPointError
+        error = ValueError if min(found) == INVALID_PROBS else FloatingPointError
         raise error(FAULTS[min(found)].format(verifier=type(verifier).__name__))
     new = PerRow([count * runs for count, runs in zip(emitted, running)], round.num_emitted.masked_fill(rows.done, 0))
     recorded = RecordedRound(rows.origins, rows.lengths.host, drafted, accepted, new.host)
@@ -221,27 +225,27 @@ def commit(rows: RaggedRows, round: Round, verifier: Verifier) -> RecordedRound:
     return recorded
 
 
-def _mixed(greedy: torch.Tensor, best: Round, sampled: Round) -> Round:
-    """Combine the results of `best` for greedy rows, bool `[B]`, with those of `sampled` for the others."""
+def _mixed(greedy: torch.Tensor, argmax: Round, sampled: Round) -> Round:
+    """Combine the results of `argmax` for greedy rows, bool `[B]`, with those of `sampled` for the others."""
 
     def pick(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         return torch.where(greedy.view(-1, *[1] * (first.ndim - 1)), first, second)
 
-    def pick_known(first: torch.Tensor | None, second: torch.Tensor | None) -> torch.Tensor | None:
+    def pick_optional(first: torch.Tensor | None, second: torch.Tensor | None) -> torch.Tensor | None:
         return None if first is None or second is None else pick(first, second)
 
-    outcome: dict[str, Any] = {name: pick(getattr(best, name), getattr(sampled, name)) for name in Round.OUTCOME}
-    one, other = best.verdict, sampled.verdict
-    if one is None or other is None:
+    outcome: dict[str, Any] = {name: pick(getattr(argmax, name), getattr(sampled, name)) for name in Round.OUTCOME}
+    first, second = argmax.verdict, sampled.verdict
+    if first is None or second is None:
         return replace(sampled, verdict=None, greedy=greedy, **outcome)
     trace = replace(
-        other.trace,
-        weight=pick_known(one.trace.weight, other.trace.weight),
-        tv=pick_known(one.trace.tv, other.trace.tv),
-        bias=pick_known(one.trace.bias, other.trace.bias),
+        second.trace,
+        weight=pick_optional(first.trace.weight, second.trace.weight),
+        tv=pick_optional(first.trace.tv, second.trace.tv),
+        bias=pick_optional(first.trace.bias, second.trace.bias),
     )
-    accept_prob, state = pick(one.accept_prob, other.accept_prob), pick_known(one.state, other.state)
-    verdict = Verdict(accept_prob, other.replacement, state, trace)
+    accept_prob, state = pick(first.accept_prob, second.accept_prob), pick_optional(first.state, second.state)
+    verdict = Verdict(accept_prob, second.replacement, state, trace)
     return replace(sampled, verdict=verdict, greedy=greedy, **outcome)
 
 
@@ -255,10 +259,10 @@ FAULTS = (
     "{verifier} returned an acceptance probability or a distribution that is not finite, although both models' "
     "scores are finite; check its settings, and the weights and hidden states that its head uses.",
     "{verifier} returned invalid probabilities: acceptance probabilities must lie in [0, 1], the emitted "
-    "distribution (`Trace.emitted_probs`) must be non-negative and sum to 1 at every position, and the replacement "
-    "must be non-negative with a positive sum. Check the verifier's arithmetic.",
+    "distribution (`Trace.emitted_probs`) must be non-negative and sum to 1 at every position, and the residual "
+    "distribution (`Verdict.replacement`) must be non-negative with a positive sum. Check the verifier's arithmetic.",
 )
-NO_DISTRIBUTION = len(FAULTS) - 1
+INVALID_PROBS = len(FAULTS) - 1
 _ROUNDING = 1e-3
 
 
@@ -268,33 +272,32 @@ def find_faults(
     verdict: Verdict | None,
     num_accepted: torch.Tensor,
     next_probs: torch.Tensor,
-    draws: torch.Tensor,
+    samples_next: torch.Tensor,
 ) -> torch.Tensor:
     """Index into `FAULTS` for every row, long `[B]`. Only positions that the emitted tokens depend on are checked.
 
     Args:
-        next_probs: `[B, V]`, distribution of the next token. draws: bool `[B]`, rows that emit that token; False if
-            the last accepted draft token is EOS.
+        next_probs: `[B, V]`, distribution of the next token. samples_next: bool `[B]`, rows that emit that token;
+            False if the last accepted draft token is EOS.
     """
 
     def any_not_finite(values: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
         return (~torch.isfinite(values) & used).any(dim=-1)
 
     positions = torch.arange(target.scores.shape[1], device=num_accepted.device)
-    reached = positions < (num_accepted + draws)[:, None]
+    reached = positions < (num_accepted + samples_next)[:, None]
     # `amax` propagates NaN and inf, and is -inf if every token is forbidden, so checking it is enough.
-    fault = any_not_finite(target.top, reached).long()
+    of_target = any_not_finite(target.top, reached)
     if draft is None or verdict is None:
-        return fault
+        return of_target.long()
     verified = (positions <= num_accepted[:, None])[:, :-1] & draft.active
     of_verifier = any_not_finite(verdict.accept_prob, verified)
-    of_verifier |= any_not_finite(next_probs.amax(dim=-1, keepdim=True), draws[:, None])
-    later = torch.where(of_verifier, 3, fault)
-    later = torch.where(any_not_finite(draft.top, verified), 2, later)
-    return torch.where(fault > 0, fault, later)
+    of_verifier |= any_not_finite(next_probs.amax(dim=-1, keepdim=True), samples_next[:, None])
+    of_draft = any_not_finite(draft.top, verified)
+    return torch.where(of_target, 1, torch.where(of_draft, 2, 3 * of_verifier.long()))
 
 
-def find_no_distribution(
+def find_invalid_probs(
     verifier: Verifier, verdict: Verdict, draft: DraftOutput, target: TargetOutput, replacement: torch.Tensor
 ) -> torch.Tensor:
     """Return rows with invalid probabilities of a user-defined verifier, bool `[B]`. `find_faults` checks for NaN.

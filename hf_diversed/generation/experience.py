@@ -34,12 +34,12 @@ class RoundTimes:
         self._probe_debt = 0.0
         self._lock = RLock()
 
-    def learn(self, asked: int, drafts: int, seconds: float) -> None:
-        """Record a round with a scheduled length of `asked` and a block of `drafts` draft tokens."""
+    def update(self, gamma: int, num_drafted: int, seconds: float) -> None:
+        """Record a round with a scheduled `gamma` and `num_drafted` draft tokens in the block."""
         with self._lock:
-            self._rounds.append((asked, drafts, max(seconds, _TICK)))
+            self._rounds.append((gamma, num_drafted, max(seconds, _TICK)))
             self.num_rounds += 1
-            self._probe_debt = max(self._probe_debt - _PROBE_SHARE * seconds, 0.0) if asked == 0 else seconds
+            self._probe_debt = max(self._probe_debt - _PROBE_SHARE * seconds, 0.0) if gamma == 0 else seconds
 
     @property
     def costs(self) -> ForwardTimes | None:
@@ -55,10 +55,10 @@ class RoundTimes:
         """Whether the rounds without drafting since the last probe took 50 times as long as that probe."""
         return self._probe_debt == 0.0
 
-    def asked(self) -> Counter[int]:
-        """Return the number of recent rounds per scheduled length."""
+    def rounds_by_gamma(self) -> Counter[int]:
+        """Return the number of recent rounds per scheduled gamma."""
         with self._lock:
-            return Counter(asked for asked, _, _ in self._rounds)
+            return Counter(gamma for gamma, _, _ in self._rounds)
 
 
 def fit(widths: Sequence[int], seconds: Sequence[float], known: ForwardTimes | None = None) -> ForwardTimes | None:
@@ -118,17 +118,17 @@ class Survival:
         """Whether no round has been recorded, so that only the prior is used."""
         return not self._reached
 
-    def learn(self, kept: Sequence[int], paid: Sequence[int]) -> None:
+    def update(self, kept: Sequence[int], possible: Sequence[int]) -> None:
         """Record a round: per row, the number of accepted draft tokens and the maximum possible number.
 
         Draft tokens after an EOS cost time and are never accepted, so an EOS counts as a rejection of the next token.
         """
-        longest = max(0, len(self._reached), *paid)
+        longest = max(0, len(self._reached), *possible)
         self._reached, self._kept = (
             [count * _FORGET for count in counts] + [0.0] * (longest - len(counts))
             for counts in (self._reached, self._kept)
         )
-        for accepted, most in zip(kept, paid):
+        for accepted, most in zip(kept, possible):
             for position in range(min(accepted + 1, most)):
                 self._reached[position] += 1.0
             for position in range(accepted):

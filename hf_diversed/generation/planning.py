@@ -172,10 +172,12 @@ class Call:
             self.draft = _compat.first_layers(self.model, config.assistant_early_exit)
         self.row_temperatures = row_temperatures(self.temperatures, config, self.input_ids)
         self.verifier = self._verifier_for_call(gamma)
-        room = max(self.max_length - self.input_ids.shape[1] - 1, 1)
+        remaining = max(self.max_length - self.input_ids.shape[1] - 1, 1)
         self.longest = max(gamma, LONGEST) if self.is_adaptive else gamma
         # Rounded, so that static rounds of few different lengths are compiled.
-        self.longest = min(self.longest, length_for(room) if config.cache_implementation == "static" else room)
+        self.longest = min(
+            self.longest, length_for(remaining) if config.cache_implementation == "static" else remaining
+        )
         self.gamma = min(gamma, self.longest)
         pad_id = _compat.pad_token_id(config)
         self.rows = RaggedRows(

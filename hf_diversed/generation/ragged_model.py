@@ -75,8 +75,8 @@ class RaggedModel:
         limit = rows.ids.shape[1] + (_LONGEST_REPLAY if states else 0)  # columns, rejected and padding tokens included
         position_ids = position_ids.to(self.device)
         generated = torch.arange(limit - position_ids.shape[1], device=self.device)
-        room = rows.max_length - 1 - position_ids.shape[1]
-        self._positions = torch.cat([position_ids, position_ids[:, -1:] + 1 + generated.clamp_max(room)], dim=1)
+        remaining = rows.max_length - 1 - position_ids.shape[1]
+        self._positions = torch.cat([position_ids, position_ids[:, -1:] + 1 + generated.clamp_max(remaining)], dim=1)
         real = None if self._prompt_mask is None else self._prompt_mask.bool()
         self._cache = RaggedCache(_compat.num_layers(model), limit, real, _compat.mask_windows(model), states)
         self._replay = Replay(self._cache, rows) if states else None

@@ -234,8 +234,8 @@ def merge_records(rounds: list[RecordedRound], ends: list[int], prompt_length: i
     for entry in rounds:
         assert entry.records is not None
         starts, origins = torch.tensor(entry.starts), torch.tensor(entry.rows)
-        room = torch.tensor(ends)[origins] - starts
-        count = torch.minimum(torch.tensor(entry.accepted) + 1, room)
+        remaining = torch.tensor(ends)[origins] - starts
+        count = torch.minimum(torch.tensor(entry.accepted) + 1, remaining)
         rows, positions = (torch.arange(entry.records.tokens.shape[1]) < count[:, None]).nonzero(as_tuple=True)
         columns = starts[rows] - prompt_length + positions
         for name, values in merged.items():
@@ -252,18 +252,18 @@ def _count(counters: SpeculativeStats, entry: RecordedRound, row: int, end: int,
     Tokens after the row's end count neither as drafted nor as accepted. `expected` accounts for EOS and the maximum
     length, but not for other stops. Subtracting the number of tokens that a stop has removed keeps it unbiased.
     """
-    room = end - entry.starts[row]
-    if room <= 0:
+    remaining = end - entry.starts[row]
+    if remaining <= 0:
         return 0
     kept, drafted = entry.accepted[row], entry.drafted[row]
-    if room <= kept:  # the row ends on an accepted draft token
-        kept = drafted = room
+    if remaining <= kept:  # the row ends on an accepted draft token
+        kept = drafted = remaining
     rejected = int(kept < drafted)
     counters.num_rounds += 1
     counters.num_drafted += drafted
     counters.num_accepted += kept
     counters.num_rejected += rejected
-    counters.num_emitted += min(kept + 1, room)
+    counters.num_emitted += min(kept + 1, remaining)
     counters.expected_accepted_sum += expected - (entry.accepted[row] - kept)
     num_positions = 0 if entry.accept_prob is None else entry.accept_prob.shape[1]
     counters.accepted_per_position += [0] * (num_positions - len(counters.accepted_per_position))

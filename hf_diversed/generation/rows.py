@@ -84,13 +84,13 @@ class RaggedRows:
         """Finished rows, bool `[B]`."""
         return self.ends_device != _RUNNING
 
-    def room(self, gamma: int) -> PerRow:
+    def draft_limit(self, gamma: int) -> PerRow:
         """Maximum number of draft tokens per row: `gamma`, less near `max_length`, and 0 in finished rows."""
         spare = self.max_length - 1 - self.lengths.device
-        return PerRow(self.room_on_host(gamma), spare.clamp_max(gamma).masked_fill(self.done, 0))
+        return PerRow(self.draft_limit_on_host(gamma), spare.clamp_max(gamma).masked_fill(self.done, 0))
 
-    def room_on_host(self, gamma: int) -> list[int]:
-        """`room` on the host only."""
+    def draft_limit_on_host(self, gamma: int) -> list[int]:
+        """`draft_limit` on the host only."""
         spare = self.max_length - 1
         return [min(gamma, spare - n) if end is None else 0 for n, end in zip(self.lengths.host, self.ends)]
 

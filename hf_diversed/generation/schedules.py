@@ -11,7 +11,7 @@ from hf_diversed.blocks import DraftOutput
 from hf_diversed.generation.experience import RoundTimes, Survival
 from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.theory import best_gamma
-from hf_diversed.verifiers.base import Memory
+from hf_diversed.verifiers.base import VerifierState
 
 
 ADAPTIVE = "adaptive"  # value of `num_assistant_tokens_schedule`
@@ -41,32 +41,34 @@ class AdaptiveLength:
     start: int
     longest: int
     rows: RaggedRows
-    ready: Callable[[int, Memory], bool]
+    ready: Callable[[int, VerifierState], bool]
     times_for: Callable[[int], RoundTimes]
     survival: Survival
     clock: Callable[[], float]
     _gamma: int = field(default=0, init=False)  # of the last round
     _stopped: bool = field(default=False, init=False)  # the last round had no draft tokens, as they do not pay
-    _room: list[int] = field(default_factory=list, init=False)
+    _limits: list[int] = field(default_factory=list, init=False)
     _began: float = field(default=0.0, init=False)
 
-    def next(self, memory: Memory) -> int:
+    def next(self, verifier_state: VerifierState) -> int:
         """Return gamma for the round that starts now. It depends only on earlier rounds, so outputs are unbiased."""
         self._began = self.clock()
-        self._room = self.rows.room_on_host(self.longest)
-        times = self.times_for(len(self._room))
+        self._limits = self.rows.draft_limit_on_host(self.longest)
+        times = self.times_for(len(self._limits))
         if self._stopped and not times.may_probe:  # nothing has been measured that would change the choice
             return 0
-        lengths = [gamma for gamma in range(self.longest + 1) if gamma in (0, self.start) or self.ready(gamma, memory)]
+        lengths = [
+            gamma for gamma in range(self.longest + 1) if gamma in (0, self.start) or self.ready(gamma, verifier_state)
+        ]
         self._gamma = self._choose(lengths, times)
         return self._gamma
 
-    def learn(self, draft: DraftOutput | None, accepted: list[int]) -> None:
+    def update(self, draft: DraftOutput | None, accepted: list[int]) -> None:
         """Record the round that has ended: its draft block, and the number of accepted tokens per row."""
         drafts = 0 if draft is None else draft.tokens.shape[1]
         if drafts:
-            self.survival.learn(accepted, [min(drafts, room) for room in self._room])
-        self.times_for(len(self._room)).learn(self._gamma, drafts, self.clock() - self._began)
+            self.survival.update(accepted, [min(drafts, limit) for limit in self._limits])
+        self.times_for(len(self._limits)).update(self._gamma, drafts, self.clock() - self._began)
 
     def _choose(self, lengths: list[int], times: RoundTimes) -> int:
         costs, best, self._stopped = times.costs, self.start, False
@@ -78,14 +80,14 @@ class AdaptiveLength:
                 return 0 if self._stopped else best
         if not explores and times.num_rounds % _TRY_ANOTHER_EVERY:
             return best
-        others = neighbours(best, [gamma for gamma in lengths if gamma <= max(self._room)])
-        asked = times.asked()
-        return min([best, *others], key=asked.__getitem__)
+        others = neighbours(best, [gamma for gamma in lengths if gamma <= max(self._limits)])
+        counts = times.rounds_by_gamma()
+        return min([best, *others], key=counts.__getitem__)
 
     def _useful(self) -> list[float]:
-        """Expected fraction of running rows that accept their nth draft token, within the room of each row."""
+        """Expected fraction of running rows that accept their nth draft token, within the limit of each row."""
         running = self.rows.running
-        fitting = [sum(self._room[row] > n for row in running) / len(running) for n in range(self.longest)]
+        fitting = [sum(self._limits[row] > n for row in running) / len(running) for n in range(self.longest)]
         return [alive * share for alive, share in zip(self.survival.curve(self.longest), fitting)]
 
 

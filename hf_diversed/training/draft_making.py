@@ -6,7 +6,7 @@ Before training its acceptance rate is low; train it with `tune_draft` and `all_
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +16,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_diversed import _compat
 from hf_diversed.cut_vocabulary import CUT, CutOutput
 from hf_diversed.generation.checks import check_architecture
-from hf_diversed.running.decode import timed_call
-from hf_diversed.running.pair import eos_ids, pad_id
-from hf_diversed.running.prompts import Prompt, encode, left_padded
-from hf_diversed.sampling import total_variation
-from hf_diversed.training.target_samples import Ids, end_ids, until_end
+from hf_diversed.running.pair import eos_ids
 
 
-# Functions that choose `count` of `total` layers, by their names on the command line.
-CHOICES: dict[str, Callable[[int, int], list[int]]] = {
-    "first": lambda total, count: list(range(count)),
-    "first+last": lambda total, count: [*range(count - 1), total - 1],
-    "ends": lambda total, count: [*range(count - count // 2), *range(total - count // 2, total)],
-    "even": lambda total, count: [round(place * (total - 1) / max(1, count - 1)) for place in range(count)],
-}
-# Default prompts of `sample_target`, on whose completions the choices are compared.
-PROMPTS = (
-    "Explain in a few sentences why the sky is blue.",
-    "Write a short e-mail that moves a meeting from Monday to Tuesday.",
-    "A shop sells pens at 3 euros each. How much do 12 pens cost? Show your steps.",
-    "Write a Python function that returns the largest number of a list.",
-    "Summarize in one sentence: The river floods the meadows every spring, and the village built a dam against it.",
-    "List five things to pack for a weekend in the mountains.",
-)
-_SAMPLE_TOKENS = 48
 _OF_THE_CLASS = {"model_type", "architectures"}  # entries of a configuration
 _CHARACTERS = 2**20  # of a text, tokenized in one call
 
@@ -86,54 +65,6 @@ def make_draft(
     draft.generation_config = type(target.generation_config)(**target.generation_config.to_dict())
     draft.name_or_path = draft.config._name_or_path = ""
     return draft.eval()
-
-
-def choose_layers(
-    target: PreTrainedModel, count: int, samples: Mapping[Ids, Sequence[Ids]]
-) -> tuple[list[int], dict[str, float]]:
-    """Return the layers of the best of `CHOICES` by `agreement` on the target's samples, and the agreement of each."""
-    total = _compat.num_layers(target)
-    if not 1 <= count <= total:
-        raise ValueError(f"`layers` must be between 1 and {total}, the number of layers of the target, got {count}.")
-    layers = {name: choose(total, count) for name, choose in CHOICES.items()}
-    measured: dict[str, float] = {}
-    for name, chosen in layers.items():
-        if chosen not in [layers[other] for other in measured]:
-            measured[name] = agreement(target, make_draft(target, chosen), samples)
-    return layers[max(measured, key=measured.__getitem__)], measured
-
-
-@torch.inference_mode()
-def agreement(target: PreTrainedModel, draft: PreTrainedModel, samples: Mapping[Ids, Sequence[Ids]]) -> float:
-    """Return the mean of `1 - TV(p, q)` over completion tokens: the acceptance rate of a lossless verifier at
-    temperature 1.
-
-    Args:
-        target: the target model.
-        draft: the draft model.
-        samples: token ids of completions, by the token ids of their prompt.
-    """
-    distances = []
-    for prompt, completions in samples.items():
-        for completion in completions:
-            ids = torch.tensor([[*prompt, *completion]], device=target.device)
-            scores = (model(ids).logits[0, len(prompt) - 1 : -1] for model in (target, draft))
-            distances.append(total_variation(*(rows.float().softmax(-1) for rows in scores)))
-    return 1.0 - torch.cat(distances).mean().item()
-
-
-def sample_target(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> dict[Ids, list[Ids]]:
-    """Draw one short completion of the target per prompt of `PROMPTS`, at temperature 1. Prompts are formatted as chat
-    messages if the tokenizer has a chat template."""
-    asked: list[Prompt] = list(PROMPTS)
-    if tokenizer.chat_template is not None:
-        asked = [[{"role": "user", "content": text}] for text in PROMPTS]
-    rows = encode(tokenizer, asked)
-    options = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": _SAMPLE_TOKENS}
-    pad = pad_id(tokenizer, target)
-    _, drawn, _ = timed_call(target, seed, **left_padded(rows, pad, target.device), **options, pad_token_id=pad)
-    end = end_ids(target, tokenizer)
-    return {tuple(row): [until_end(ids, end)] for row, ids in zip(rows, drawn)}
 
 
 def count_ids(path: Path, tokenizer: PreTrainedTokenizerBase) -> Counter[int]:

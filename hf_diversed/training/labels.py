@@ -252,8 +252,10 @@ class LabelRun:
         starts = [prompts[owners[index]] + texts[index] for index in unfinished]
         texts = list(texts)
         for part, order in enumerate(plan_batches([len(start) for start in starts], self.sampling.batch_size)):
-            room = max(longest - len(texts[unfinished[place]]) for place in order)
-            drawn = self.decoder(self.lossless, [starts[place] for place in order], seed + part, max_new_tokens=room)
+            remaining = max(longest - len(texts[unfinished[place]]) for place in order)
+            drawn = self.decoder(
+                self.lossless, [starts[place] for place in order], seed + part, max_new_tokens=remaining
+            )
             for place, ids in zip(order, drawn.tokens):
                 index = unfinished[place]
                 texts[index] = (texts[index] + ids)[:longest]

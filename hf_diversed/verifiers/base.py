@@ -142,7 +142,7 @@ class DistributionVerifier(Verifier):
 
 
 @dataclass(eq=False)
-class Memory:
+class VerifierState:
     """Per-row settings and state of a verifier during a call.
 
     Attributes:
@@ -160,7 +160,7 @@ class Memory:
         values = {"row_values": self.row_values} if self.row_values else {}
         return verifier(input_ids, draft, target, self.state, **values)
 
-    def learn(self, verdict: Verdict | None, num_accepted: torch.Tensor) -> None:
+    def update(self, verdict: Verdict | None, num_accepted: torch.Tensor) -> None:
         """Store the state after `num_accepted` (long `[B]`) draft tokens. No effect if `verdict` is None."""
         if verdict is not None:
             self.is_checked = True
@@ -228,7 +228,7 @@ class CompositeVerifier(Verifier):
         for index, (part, draft, state) in enumerate(zip(self._parts, drafts, states)):
             prefix = f"{index}."
             values = {name[len(prefix) :]: x for name, x in (row_values or {}).items() if name.startswith(prefix)}
-            verdicts.append(Memory(values, state).verify(part, input_ids, draft, target))
+            verdicts.append(VerifierState(values, state).verify(part, input_ids, draft, target))
         return verdicts
 
 

@@ -9,15 +9,15 @@ from hf_diversed.sampling import total_variation
 from hf_diversed.verifiers.base import DistributionVerifier, check_range, decoding_probs
 
 
-_GATES_ON_DRAFT = {"chow", "diff", "opt", "token_v1"}
-# Gates map raw q and p `[B, G, V]`, TV of the processed p and q `[B, G, 1]` and alpha to a mask that is True where q
-# is kept: `[B, G, 1]` for whole positions, `[B, G, V]` for tokens. Equation numbers are those of the paper.
-_ROW_GATES: dict[str, Callable] = {
+_RULES_ON_DRAFT = {"chow", "diff", "opt", "token_v1"}
+# Deferral rules map raw q and p `[B, G, V]`, TV of the processed p and q `[B, G, 1]` and alpha to a mask that is True
+# where q is kept: `[B, G, 1]` for whole positions, `[B, G, V]` for tokens. Equation numbers are those of the paper.
+_ROW_RULES: dict[str, Callable] = {
     "chow": lambda q, p, tv, alpha: _top(q) >= 1.0 - alpha,  # eq. 2
     "diff": lambda q, p, tv, alpha: _top(q) >= _top(p) - alpha,  # eq. 5
     "opt": lambda q, p, tv, alpha: _top(q) >= _top(p) - alpha * tv,  # eq. 10
 }
-_TOKEN_GATES: dict[str, Callable] = {
+_TOKEN_RULES: dict[str, Callable] = {
     "token_v1": lambda q, p, tv, alpha: q >= _top(p) - alpha,  # eq. 13
     "token_v2": lambda q, p, tv, alpha: p >= _top(p) - alpha,  # eq. 14
     "token_v3": lambda q, p, tv, alpha: p >= (1.0 - alpha) * _top(p),  # eq. 15
@@ -28,17 +28,17 @@ _ALPHA_RANGES = {
     "opt": (float("-inf"), float("inf"), "Small values around 0 are usual; larger follows the draft model."),
     "token_v1": (-1.0, 1.0, "-1 is lossless, 1 follows the draft model."),
     "token_v2": (-1.0, 1.0, "-1 is lossless, 1 follows the draft model."),
-    "token_v3": (0.0, 1.0, "0 keeps only the target's best token, 1 follows the draft model."),
+    "token_v3": (0.0, 1.0, "0 uses q only for the target's most likely token, 1 follows the draft model."),
 }
 
 
 class SpecCascadeVerifier(DistributionVerifier):
     """Verify exactly against a cascade distribution pi.
 
-    "chow", "diff" and "opt" set pi = q where the condition holds, else pi = p. The token conditions keep a set S of
-    tokens: pi(x) = q(x) [x in S] + eta p(x), with eta the sum of q outside S. Conditions use raw probabilities
-    (temperature 1, no logits processors); pi and the total variation in "opt" use the processed ones (one-hot in
-    greedy decoding).
+    "chow", "diff" and "opt" set pi = q where the deferral rule holds, else pi = p. The token rules select a set S of
+    tokens: pi(x) = q(x) [x in S] + eta p(x), with eta the sum of q outside S. For "token_v3", S contains the tokens
+    with p(x) >= (1 - alpha) max p. Rules use raw probabilities (temperature 1, no logits processors); pi and the
+    total variation in "opt" use the processed ones (one-hot in greedy decoding).
 
     Args:
         rule: "chow", "diff", "opt", "token_v1", "token_v2" or "token_v3".
@@ -53,7 +53,7 @@ class SpecCascadeVerifier(DistributionVerifier):
         low, high, advice = _ALPHA_RANGES[rule]
         self.rule = rule
         self.alpha = check_range("alpha", alpha, low, high, advice)
-        self.needs_draft_confidence = rule in _GATES_ON_DRAFT
+        self.needs_draft_confidence = rule in _RULES_ON_DRAFT
 
     def emitted_probs(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
         q, p = decoding_probs(draft, target)
@@ -61,9 +61,9 @@ class SpecCascadeVerifier(DistributionVerifier):
             raise ValueError("SpecCascadeVerifier needs raw logits on both outputs.")
         raw_q, raw_p = torch.softmax(draft.raw_logits, -1), torch.softmax(target.raw_logits[:, :-1], -1)
         tv = total_variation(p, q)[..., None]
-        if self.rule in _ROW_GATES:
-            return torch.where(_ROW_GATES[self.rule](raw_q, raw_p, tv, self.alpha), q, p)
-        kept = _TOKEN_GATES[self.rule](raw_q, raw_p, tv, self.alpha)
+        if self.rule in _ROW_RULES:
+            return torch.where(_ROW_RULES[self.rule](raw_q, raw_p, tv, self.alpha), q, p)
+        kept = _TOKEN_RULES[self.rule](raw_q, raw_p, tv, self.alpha)
         deferred = torch.where(kept, 0.0, q).sum(-1, keepdim=True)
         return torch.where(kept, q, 0.0) + deferred * p
 

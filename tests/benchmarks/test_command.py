@@ -33,7 +33,7 @@ def test_random_weights_end_to_end(configs, tmp_path, capsys):
     options["--device"] = "cpu"
     run(configs | options)
     printed = capsys.readouterr().out
-    tables = ("fresh:distribution", "bandwidth limit", "memory, and compiling", "ms per round, by part")
+    tables = ("fresh:distribution", "bandwidth limit", "ms per round, by part")
     for words in (*tables, "takes one row"):
         assert words in printed
     assert "…" not in printed

@@ -75,7 +75,9 @@ def test_draft_and_heads_are_trained_once(run, folder, monkeypatch):
     assert rows == (folder / "scitldr.jsonl").read_text().splitlines()[:-2]  # none of those that are measured
     made = json.loads((folder / "out" / real.MADE / "provenance.json").read_text())
     tuned = json.loads((folder / "out" / real.TUNED / "trainer_state.json").read_text())
-    assert (made["vocabulary"], len(made["layers"])) == (300, 1)
+    assert (made["vocabulary"], made["layers"]) == (300, [0])
+    assert (report["draft"]["vocabulary"], report["draft"]["layers"]) == (300, [0])
+    assert report["draft"]["held_out"]
     assert tuned["global_step"] == 2
     assert any("eval_acceptance" in line for line in tuned["log_history"])
     configs = [folder / "out" / regime / f"head-{name}" for regime in ("draft", "lookup") for name in real.HEADS]

@@ -119,7 +119,9 @@ def test_end_to_end_distribution(gammas, monkeypatch):
     probability below 27 * 6e-7 = 2e-5 under the right distribution. Catches a bonus token sampled from v, a wrong
     effective draft length, rows that share uniforms, and state of rounds of another length."""
     lengths, run = iter(gammas), decoding.EagerEngine.round
-    monkeypatch.setattr(decoding.EagerEngine, "round", lambda engine, _, memory: run(engine, next(lengths), memory))
+    monkeypatch.setattr(
+        decoding.EagerEngine, "round", lambda engine, _, verifier_state: run(engine, next(lengths), verifier_state)
+    )
     torch.manual_seed(0)
     target, draft, weight, count = _tiny_vocabulary_model(1), _tiny_vocabulary_model(2), 0.4, 20_000
     prompts = torch.zeros(count, 1, dtype=torch.long)
@@ -183,7 +185,7 @@ def test_dropping_finished_rows_changes_nothing(pair, verifier, monkeypatch):
     eos = first[[0, 2, 5], [3, 7, 12]].tolist()  # rows now end in different rounds
     whole, shrunk = [], []
     for share, outputs in ((0.0, whole), (1.0, shrunk)):
-        monkeypatch.setattr(decoding, "_COMPACT_BELOW", share)
+        monkeypatch.setattr(decoding, "_COMPACT_AT", share)
         outputs.append(relaxed(pair, verifier, inputs, eos_token_id=eos, output_token_records=True))
     assert len({row.num_emitted for row in whole[0].stats.per_row}) >= 3
     assert torch.equal(whole[0].sequences, shrunk[0].sequences)
@@ -208,7 +210,7 @@ def test_heads_decode_under_autocast(pair, features):
 
 def test_rows_with_settings_of_their_own_stay(pair, monkeypatch):
     """Catches a strictness that moves to another row when finished rows are removed."""
-    monkeypatch.setattr(decoding, "_COMPACT_BELOW", 1.0)
+    monkeypatch.setattr(decoding, "_COMPACT_AT", 1.0)
     inputs, strictnesses = ragged_batch(4), [0.0, 0.3, 0.8, 1.0]
     eos = relaxed(pair, LosslessVerifier(), inputs).sequences[[3, 1], [-17, -12]].tolist()
     together = relaxed(pair, DiversedVerifier(tiny_head(), strictnesses), inputs, eos_token_id=eos)

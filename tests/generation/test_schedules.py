@@ -1,4 +1,4 @@
-"""Adaptive draft lengths: what is learnt from rounds, what is chosen, and that decoding is otherwise the same."""
+"""Adaptive draft lengths: what is measured in rounds, what is chosen, and that decoding is otherwise the same."""
 
 import copy
 import gc
@@ -49,7 +49,7 @@ class Machine:
     def running(self) -> list[int]:
         return [row for row, left in enumerate(self.left) if left > 0]
 
-    def room_on_host(self, gamma: int) -> list[int]:
+    def draft_limit_on_host(self, gamma: int) -> list[int]:
         return [max(0, min(gamma, left - 1)) for left in self.left]
 
     def decode(self, calls: int, start: int = 5) -> list[int]:
@@ -68,14 +68,14 @@ class Machine:
 
     def _round(self, schedule: AdaptiveLength) -> None:
         gamma = schedule.next(None)
-        room = self.room_on_host(gamma)
-        draws = [[self.random.random() < self.rate for _ in range(count)] for count in room]
+        limits = self.draft_limit_on_host(gamma)
+        draws = [[self.random.random() < self.rate for _ in range(count)] for count in limits]
         accepted = [(*drawn, False).index(False) for drawn in draws]
         self.left = [left - count - 1 for left, count in zip(self.left, accepted)]
-        self.now += self.disturb(len(self.rounds), self.times.round(max(room)))
+        self.now += self.disturb(len(self.rounds), self.times.round(max(limits)))
         self.rounds.append(gamma)
-        draft = SimpleNamespace(tokens=torch.empty(self.batch_size, max(room))) if max(room) else None
-        schedule.learn(draft, accepted)
+        draft = SimpleNamespace(tokens=torch.empty(self.batch_size, max(limits))) if max(limits) else None
+        schedule.update(draft, accepted)
 
 
 def promised(rate: float, times: ForwardTimes, gamma: int) -> float:
@@ -184,17 +184,17 @@ def test_survival_by_hand():
     assert survival.is_new
     assert survival.curve(2) == pytest.approx([0.8, 0.64])
     for _ in range(2000):
-        survival.learn([4, 1], [4, 4])  # all kept; the second rejected
+        survival.update([4, 1], [4, 4])  # all kept; the second rejected
     first, second, third, fourth = survival.curve(4)
     assert [first, second, third / second, fourth / third] == pytest.approx([1.0, 0.5, 1.0, 1.0], abs=0.08)
     assert not survival.is_new
     cut = Survival()
     for _ in range(2000):
-        cut.learn([2], [5])  # two kept and no more, whether rejected or behind the end
+        cut.update([2], [5])  # two kept and no more, whether rejected or behind the end
     assert cut.curve(5)[1] > 0.9
     assert cut.curve(5)[2] < 0.15
     idle = Survival()
-    idle.learn([0, 0], [0, 0])
+    idle.update([0, 0], [0, 0])
     assert idle.curve(1) == pytest.approx([0.8])
 
 
@@ -228,8 +228,8 @@ def lengths(monkeypatch):
             engine = self.ready.__self__
             self.clock = lambda: engine.forwards[0] + 0.1 * engine.forwards[1]
 
-        def next(self, memory):
-            chosen.append(super().next(memory))
+        def next(self, verifier_state):
+            chosen.append(super().next(verifier_state))
             return chosen[-1]
 
     monkeypatch.setattr("hf_diversed.generation.planning.AdaptiveLength", Watched)
@@ -352,8 +352,8 @@ def test_rounds_without_draft_tokens_change_no_token(pair, monkeypatch, batch_si
     """Catches a draft cache without the tokens of rounds that had no draft tokens."""
     target, draft = pair[0], copy.deepcopy(pair[0])
     gammas = itertools.chain([0] * 14, itertools.cycle([4, 0, 2, 2, 0, 0, 0]))
-    monkeypatch.setattr(AdaptiveLength, "next", lambda self, memory: next(gammas))
-    monkeypatch.setattr(AdaptiveLength, "learn", lambda *round: None)
+    monkeypatch.setattr(AdaptiveLength, "next", lambda self, verifier_state: next(gammas))
+    monkeypatch.setattr(AdaptiveLength, "update", lambda *round: None)
     call = {**ragged_batch(batch_size), "max_new_tokens": 40, "do_sample": False}
     if batch_size > 1:
         call["eos_token_id"] = target.generate(**call)[0, 10].item()

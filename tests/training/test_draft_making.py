@@ -1,5 +1,4 @@
-"""Draft models made of a target's layers: what is copied, which layers and tokens are chosen, and decoding with
-them."""
+"""Draft models made of a target's layers: what is copied, which tokens are kept, and decoding with them."""
 
 import json
 import subprocess
@@ -14,7 +13,7 @@ import hf_diversed
 from hf_diversed import _compat, load_demo_pair
 from hf_diversed.cut_vocabulary import CUT, CutLlamaForCausalLM
 from hf_diversed.running.pair import load_model
-from hf_diversed.training.draft_making import CHOICES, agreement, choose_layers, count_ids, frequent_ids, make_draft
+from hf_diversed.training.draft_making import count_ids, frequent_ids, make_draft
 from hf_diversed.zoo.loader import WEIGHTS
 from tests.commands import run
 from tests.tiny import ARCHITECTURES, EOS, VOCAB_SIZE, ragged_batch, sharpen, tiny_model
@@ -163,51 +162,7 @@ def test_upstream_decodes_with_a_cut_draft(sampled):
         assert torch.equal(output, target.generate(**batch, max_new_tokens=16, do_sample=False))
 
 
-# What is chosen
-
-
-@pytest.mark.parametrize(
-    ("name", "layers"),
-    [("first", [0, 1, 2, 3]), ("first+last", [0, 1, 2, 9]), ("ends", [0, 1, 8, 9]), ("even", [0, 3, 6, 9])],
-)
-def test_choices_of_layers(name, layers):
-    """Catches a choice that omits an end, contains a layer twice, or has the name of another one."""
-    assert CHOICES[name](10, 4) == layers
-    for count in range(1, 11):
-        chosen = CHOICES[name](10, count)
-        assert chosen == sorted(set(chosen))
-        assert len(chosen) == count
-
-
-def test_the_choice_that_agrees_most_is_taken(monkeypatch):
-    """Catches the worst choice, a choice by the order of the list, and equal choices that are measured twice."""
-    target = deep(tf.LlamaForCausalLM, layers=5)
-    samples = {(5, 6): [(7, 8, 9), (10, 11)]}
-    layers, measured = choose_layers(target, 3, samples)
-    by_hand = {name: agreement(target, make_draft(target, choose(5, 3)), samples) for name, choose in CHOICES.items()}
-    assert measured == {name: by_hand[name] for name in measured}
-    assert measured.keys() == {"first", "first+last", "even"}  # "ends" of three layers is "first+last"
-    assert layers == CHOICES[max(by_hand, key=by_hand.__getitem__)](5, 3)
-    assert choose_layers(target, 5, samples)[1] == {"first": 1.0}
-    with pytest.raises(
-        ValueError, match="`layers` must be between 1 and 5, the number of layers of the target, got 6"
-    ):
-        choose_layers(target, 6, samples)
-
-
-def test_agreement_is_the_acceptance_of_completion_tokens():
-    """Catches prompt tokens that count, a shift by one, and a mean over completions instead of tokens."""
-    target, draft = deep(tf.LlamaForCausalLM), make_draft(deep(tf.LlamaForCausalLM), [0, 1])
-    samples = {(5, 6, 7): [(8, 9), (10,)], (4,): [(5, 6, 7, 8)]}
-    shares = []
-    for prompt, completions in samples.items():
-        for completion in completions:
-            for place in range(len(completion)):
-                prefix = torch.tensor([[*prompt, *completion[:place]]])
-                p, q = (model(prefix).logits[0, -1].softmax(-1) for model in (target, draft))
-                shares.append(torch.minimum(p, q).sum().item())
-    assert agreement(target, draft, samples) == pytest.approx(sum(shares) / len(shares), abs=1e-5)
-    assert agreement(target, target, samples) == pytest.approx(1.0)
+# Which tokens are kept
 
 
 def test_tokens_are_counted_in_texts_lines_and_samples(pair, tmp_path):
@@ -277,10 +232,9 @@ def test_command_makes_a_draft_that_decodes(pair, tmp_path):
     assert isinstance(draft, CutLlamaForCausalLM)
     assert len(draft.lm_head.kept_ids) == 300
     record = json.loads((output / "provenance.json").read_text())
-    assert (record["target"], len(record["layers"]), record["vocabulary"]) == ("target", 2, 300)
-    assert record["layers"] == CHOICES[max(record["choices"], key=record["choices"].get)](
-        pair.target.config.num_hidden_layers, 2
-    )
+    assert (record["target"], record["layers"], record["vocabulary"]) == ("target", [0, 1], 300)
+    for place, layer in enumerate(draft.model.layers):
+        assert torch.equal(layer.mlp.up_proj.weight, pair.target.model.layers[place].mlp.up_proj.weight)
     card = (output / "README.md").read_text()
     assert "trust_remote_code=True" in card
     assert str(tmp_path) not in card + json.dumps(record["target"])
@@ -288,25 +242,30 @@ def test_command_makes_a_draft_that_decodes(pair, tmp_path):
     with hf_diversed.record_stats() as stats:
         pair.target.generate(**inputs, assistant_model=draft, verifier="lossless", max_new_tokens=8, do_sample=True)
     assert stats.num_drafted > 0
-    again = run("make-draft", str(target), *options, "--choose", "0,1", "--overwrite")
+    again = run("make-draft", str(target), *options, "--overwrite")
     assert again.exit_code == 0, again.output
     assert type(load_model(str(output), "cpu")) is tf.LlamaForCausalLM
     assert not (output / "cut_vocabulary.py").exists()
     assert "trust" not in (output / "README.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--vocabulary", "300"], "--vocabulary and --text go together"),
-        (["--choose", "middle"], "--choose must be one of measured, first, first+last, ends, even, or numbers"),
-        (["--choose", "0,1,2"], "--choose 0,1,2 names 3 layers, but --layers is 2."),
-        (["--choose", "0,x"], "--choose must be an integer, or several"),
-    ],
-)
-def test_command_refuses_before_it_loads(options, words, monkeypatch, tmp_path):
+def test_command_refuses_before_it_loads(monkeypatch, tmp_path):
     """Catches a model that is loaded before an error about an option."""
-    monkeypatch.setattr("hf_diversed.running.pair.load_model", lambda *_: pytest.fail("a model was loaded"))
-    result = run("make-draft", str(WEIGHTS / "target"), "--layers", "2", "--output", str(tmp_path / "d"), *options)
+    monkeypatch.setattr("hf_diversed.cli.make_draft.load_model", lambda *_: pytest.fail("a model was loaded"))
+    options = ["--layers", "2", "--output", str(tmp_path / "d"), "--vocabulary", "300"]
+    result = run("make-draft", str(WEIGHTS / "target"), *options)
     assert result.exit_code == 2
-    assert words in " ".join(result.output.split())
+    assert "--vocabulary and --text go together" in " ".join(result.output.split())
+
+
+def test_command_refuses_more_layers_than_the_target_has(pair, tmp_path):
+    """Catches an error that does not name the option, and a folder written before it."""
+    total = pair.target.config.num_hidden_layers
+    pair.target.save_pretrained(tmp_path / "target")
+    pair.tokenizer.save_pretrained(tmp_path / "target")
+    options = ["--layers", str(total + 1), "--output", str(tmp_path / "d"), "--device", "cpu"]
+    result = run("make-draft", str(tmp_path / "target"), *options)
+    assert result.exit_code == 2
+    message = f"--layers must be at most {total}, the number of layers of the target, got {total + 1}."
+    assert message in " ".join(result.output.split())
+    assert not (tmp_path / "d").exists()

@@ -20,7 +20,6 @@ from hf_diversed.cli.main import call
 from hf_diversed.running.pair import load_model
 from hf_diversed.training import draft_tuning
 from hf_diversed.training.completions import collate, divergences
-from hf_diversed.training.draft_making import agreement as made_agreement
 from hf_diversed.training.draft_making import make_draft
 from hf_diversed.training.draft_tuning import DraftTuner, sample_completions, tune_draft
 from hf_diversed.training.run_folder import sole_run
@@ -52,13 +51,13 @@ def mean_loss(model, tokenizer, rows) -> float:
 
 @torch.no_grad()
 def agreement(target, draft, samples) -> float:
-    """Mean of sum(min(p, q)) over the completion tokens of samples, one by one."""
+    """Mean of sum(min(p, q)) over the completion tokens of samples."""
     shares = []
     for prompt, completions in samples.items():
         for completion in completions:
             ids = torch.tensor([[*prompt, *completion]])
             p, q = (model(ids).logits[0, len(prompt) - 1 : -1].softmax(-1) for model in (target, draft))
-            shares.append(torch.minimum(p, q).sum(-1).mean().item())
+            shares += torch.minimum(p, q).sum(-1).tolist()
     return sum(shares) / len(shares)
 
 
@@ -404,7 +403,7 @@ def test_held_out_acceptance_is_logged(tokenizer, target, draft, tmp_path, all_w
     prompts = [tuple(tokenizer(row["prompt"]).input_ids) for row in held_out]
     samples = sample_completions(target, tokenizer, prompts, args)
     drafts = {prompt: samples[prompt] for prompt in prompts}
-    assert found == pytest.approx([made_agreement(target, start, drafts)] * 2, abs=1e-4)
+    assert found == pytest.approx([agreement(target, start, drafts)] * 2, abs=1e-4)
     assert json.loads((tmp_path / "provenance.json").read_text())["num_completions"] == len(rows)
 
 

@@ -71,12 +71,20 @@ def generated(problems):
     return dict(zip(VERIFIERS, found.values()))
 
 
+def post_all(server: Server, prompts: list[str], xargs: list[dict]) -> list[dict]:
+    """Request completions of many prompts, 32 at a time."""
+    with ThreadPoolExecutor(32) as pool:
+        answers = list(pool.map(server.post, prompts, xargs))
+    assert {status for status, _ in answers} == {200}
+    return [answer for _, answer in answers]
+
+
 @pytest.mark.parametrize("verifier", VERIFIERS)
 def test_accepts_as_generate_does(server, problems, generated, verifier):
     """Catches logits that are right at the kernels, but belong to another request or draft token in the engine."""
     before = server.counted()
-    answers = server.post_all(
-        [TASK.prompt(record) for record in problems], [{"diversed_verifier": verifier}] * PROBLEMS
+    answers = post_all(
+        server, [TASK.prompt(record) for record in problems], [{"diversed_verifier": verifier}] * PROBLEMS
     )
     drafted, accepted = (server.counted()[name] - before[name] for name in ("draft_tokens", "accepted_tokens"))
     right = sum(TASK.score(answer["choices"][0]["text"], record) for answer, record in zip(answers, problems))
@@ -96,7 +104,7 @@ def test_strictness_differs_within_a_batch(server, problems):
     """Catches a strictness applied to other requests of the batch: 0 accepts every draft token, 1 is lossless."""
     strictnesses = (0.0, 0.5, 1.0)
     few = [TASK.prompt(record) for record in problems[: PROBLEMS // 3] for _ in strictnesses]
-    answers = server.post_all(few, [{"diversed_strictness": strictnesses[i % 3]} for i in range(len(few))])
+    answers = post_all(server, few, [{"diversed_strictness": strictnesses[i % 3]} for i in range(len(few))])
     rates = [acceptance(answers[i::3]) for i in range(3)]
     print(dict(zip(strictnesses, (round(rate, 4) for rate in rates))))
     assert rates[0] == 1.0
@@ -204,9 +212,9 @@ def test_more_than_one_worker(server, pair_folder, options, problems, tmp_path, 
     settings = ({"diversed_strictness": 0.0}, {}, {"diversed_strictness": 1.0})
     prompts = [TASK.prompt(record) for record in problems]
     xargs = [settings[index % 3] for index in range(len(prompts))]
-    alone = server.post_all(prompts, xargs)
+    alone = post_all(server, prompts, xargs)
     with running(start(pair_folder, tmp_path, *options, f"--{kind}-parallel-size", "2")) as parallel:
-        together = parallel.post_all(prompts, xargs)
+        together = post_all(parallel, prompts, xargs)
     for which in range(3):
         rates = [acceptance(answers[which::3]) for answers in (alone, together)]
         print(kind, settings[which], [round(rate, 4) for rate in rates])
@@ -247,7 +255,7 @@ def test_an_unknown_vllm_goes_on_losslessly(pair_folder, tmp_path, problems, mon
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     with running(start(pair_folder, tmp_path, "--verifier", "static:0.0")) as unknown:
-        rate = acceptance(unknown.post_all([TASK.prompt(record) for record in problems[:16]], [{}] * 16))
+        rate = acceptance(post_all(unknown, [TASK.prompt(record) for record in problems[:16]], [{}] * 16))
         logged = [line for line in unknown.log.read_text().splitlines() if "does not support this vLLM" in line]
     assert len(logged) == 1
     assert "rejection_sample of v1/sample/rejection_sampler.py takes (draft_token_ids" in logged[0]
@@ -274,7 +282,7 @@ def test_draft_tokens_without_distributions(pair_folder, tmp_path, problems, met
     with running(start(pair_folder, tmp_path, *options)) as started:
         prompts, rates = [TASK.prompt(record) for record in problems[:16]], []
         for xargs in ({}, {"diversed_verifier": "lossless"}):
-            answers = started.post_all(prompts, [xargs] * len(prompts))
+            answers = post_all(started, prompts, [xargs] * len(prompts))
             rates.append(acceptance([answer for answer in answers if "metrics" in answer]))
         status, answer = started.post(prompts[0], {}, max_tokens=24, structured_outputs={"regex": "[0-9]{24}"})
     right = sum(TASK.score(answer["choices"][0]["text"], record) for answer, record in zip(answers, problems))
