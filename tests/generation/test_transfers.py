@@ -73,7 +73,7 @@ def counted(monkeypatch, rounds: list[Counter]):
     monkeypatch.setattr(static_model, "run_model", pausing(static_model.run_model))
     monkeypatch.setattr(StaticEngine, "should_compact", lambda self, running: False)
     monkeypatch.setattr(decoding, "commit", committing)
-    monkeypatch.setattr(decoding, "_COMPACT_AT", 0.0)  # who leaves the batch is sent once, not in every round
+    monkeypatch.setattr(decoding, "_COMPACT_AT", 0.0)  # compacting adds a transfer
     with transfers:
         yield
 
