@@ -58,13 +58,13 @@ class DiversedVerifier(MixtureVerifier):
     1 - w_t + w_t min(1, p/q). The emitted distribution at each position is then unknown. For the probability P that a
     round emits x_1 ... x_n at its draft positions,
 
-        prod min(p, q) <= P <= prod max(p, q),    P <= prod p / max_ratio,
+        prod min(p, q) <= P <= prod max(p, q),    P <= prod max_ratio p,
 
     and w = 1 is lossless. With the bonus token from p, the bound of `max_ratio` holds for whole sequences. For single
     tokens it holds for the first token of a round only: acceptance of x_t may depend on x_{t+1}, so x_{t+1} does not
     follow q given that x_t was accepted. Therefore `max_bias`, `bias_budget` and block verification raise an error.
     Greedy decoding with such a head: accept x iff it is the target's argmax, or w < 1/2 (with `max_ratio` also
-    p(x) >= max_ratio max p); else emit the target's argmax. Other heads: see `MixtureVerifier`.
+    max_ratio p(x) >= max p); else emit the target's argmax. Other heads: see `MixtureVerifier`.
 
     Args:
         head: the trained `DiversedHead`.

@@ -95,7 +95,7 @@ class MixtureVerifier(Verifier):
         bias_budget: at least 0. Bounds the sum of TV(v, p) over a sequence: w is unchanged until the budget is used
             up, then 1. It also bounds the total variation between the emitted and the target distribution of whole
             sampled sequences.
-        max_ratio: in [0, 1]. Raises w per token until v <= p / max_ratio. 1 is lossless, 0 is no bound.
+        max_ratio: at least 1. Raises w per token until v <= max_ratio p. 1 is lossless, inf is no bound.
     """
 
     needs_input_ids = False
@@ -113,10 +113,12 @@ class MixtureVerifier(Verifier):
         )
         advice = "0 is lossless; values of 1 or more do not bound the total variation, which is at most 1."
         self.bias_budget = (
-            None if bias_budget is None else per_row_values("bias_budget", bias_budget, advice, high=float("inf"))
+            None if bias_budget is None else per_row_values("bias_budget", bias_budget, advice, 0.0, float("inf"))
         )
-        advice = "1 is lossless, 0 is no bound, 0.5 allows at most twice the target's probability."
-        self.max_ratio = None if max_ratio is None else per_row_values("max_ratio", max_ratio, advice)
+        advice = "1 is lossless, 2 allows at most twice the target's probability, inf is no bound."
+        self.max_ratio = (
+            None if max_ratio is None else per_row_values("max_ratio", max_ratio, advice, 1.0, float("inf"))
+        )
         self.state_width = 0 if self.bias_budget is None else 1  # the sum of TV(v, p) so far
 
     def check(self, context: DecodingContext) -> None:
@@ -194,22 +196,22 @@ def keep_cheap(
 ) -> torch.Tensor:
     """Greedy acceptance for weights of a block, float32 `[B, G]`.
 
-    1 where the draft token is the target's argmax, or has a weight below 1/2 and p(x) >= max_ratio * max p; else 0.
+    1 where the draft token is the target's argmax, or has a weight below 1/2 and max_ratio * p(x) >= max p; else 0.
     NaN where the weight or p is NaN or infinite.
     """
     cheap = weight < 0.5
     if max_ratio is not None:
-        cheap &= (target.prob(draft.tokens) >= max_ratio * target.top_prob()[:, :-1]) & (max_ratio < 1.0)
+        cheap &= (target.prob(draft.tokens) >= target.top_prob()[:, :-1] / max_ratio) & (max_ratio > 1.0)
     kept = (draft.tokens == target.scores[:, :-1].argmax(-1)) | cheap
     return torch.where((weight + target.top[:, :-1]).isfinite(), kept.float(), float("nan"))
 
 
-def per_row_values(name: str, setting: Values, advice: str, high: float = 1.0) -> list[float]:
-    """Return a setting as a list of values. Raises ValueError if it is empty or has values outside [0, high]."""
+def per_row_values(name: str, setting: Values, advice: str, low: float = 0.0, high: float = 1.0) -> list[float]:
+    """Return a setting as a list of values. Raises ValueError if it is empty or has values outside [low, high]."""
     values = torch.as_tensor(setting, dtype=torch.float64).flatten().tolist()
     if not values:
         raise ValueError(f"`{name}` must be one value or one per row, got an empty list. {advice}")
-    return [check_range(name, value, 0.0, high, advice) for value in values]
+    return [check_range(name, value, low, high, advice) for value in values]
 
 
 def check_row_values(context: DecodingContext, **settings: list[float] | None) -> None:
@@ -269,12 +271,13 @@ def limit_bias(
 
 
 def _cap_ratio(weights: Weights, draft: DraftOutput, target: TargetOutput, max_ratio: torch.Tensor) -> Weights:
-    """Raise the weights to those of lenience `max_ratio`, so that v <= p / max_ratio at every token."""
-    drafted = lenient_weight(target.prob(draft.tokens), draft.prob(draft.tokens), max_ratio)
+    """Raise the weights to those of lenience 1 / max_ratio, so that v <= max_ratio p at every token."""
+    lenience = 1.0 / max_ratio
+    drafted = lenient_weight(target.prob(draft.tokens), draft.prob(draft.tokens), lenience)
 
     def per_token(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         before = weights.weight[..., None] if weights.per_token is None else weights.per_token(p, q)
-        return at_least(before, lenient_weight(p, q, max_ratio[..., None]))
+        return at_least(before, lenient_weight(p, q, lenience[..., None]))
 
     return replace(weights, weight=at_least(weights.weight, drafted), per_token=per_token)
 

@@ -116,7 +116,7 @@ CALLS = {
         "verifier": lambda: DiversedVerifier(tiny_head(), strictness=[0.1, 0.5, 0.7, 1.0], max_bias=0.3)
     },
     "block": {
-        "verifier": lambda: DiversedVerifier(tiny_block_head(), strictness=[0.3, 0.5, 0.6, 1.0], max_ratio=0.01)
+        "verifier": lambda: DiversedVerifier(tiny_block_head(), strictness=[0.3, 0.5, 0.6, 1.0], max_ratio=100.0)
     },
     "budget": {"verifier": lambda: StaticEnsembleVerifier(0.2, bias_budget=0.8)},
     "end inside a block": {"eos_token_id": [EOS, 9, 17, 33, 41, 57], "max_new_tokens": 30},

@@ -84,6 +84,7 @@ def head(head_type: str, features: str, token_features: bool) -> DiversedHead:
 
 
 _unit = st.sampled_from((0.0, 0.5, 1.0)) | st.floats(0.0, 1.0, width=32)
+_ratio = st.sampled_from((1.0, 2.0, float("inf"))) | st.floats(1.0, 100.0)
 _head = st.builds(
     head,
     st.sampled_from(("linear", "mlp")),
@@ -107,8 +108,8 @@ def _cascade(draw) -> SpecCascadeVerifier:
 
 _WITH_A_LAW = st.one_of(
     st.builds(LosslessVerifier),
-    st.builds(StaticEnsembleVerifier, _unit, st.none() | _unit, st.none() | st.floats(0.0, 3.0), st.none() | _unit),
-    st.builds(DiversedVerifier, _head, _unit, st.none() | _unit, st.none() | st.floats(0.0, 3.0), st.none() | _unit),
+    st.builds(StaticEnsembleVerifier, _unit, st.none() | _unit, st.none() | st.floats(0.0, 3.0), st.none() | _ratio),
+    st.builds(DiversedVerifier, _head, _unit, st.none() | _unit, st.none() | st.floats(0.0, 3.0), st.none() | _ratio),
     _cascade(),
     st.builds(
         FuzzyVerifier, st.floats(0.0, 1.0), st.sampled_from(("kl", "reverse_kl", "js", "tv")), st.floats(0.0, 1.0)
@@ -129,7 +130,7 @@ _spend = st.floats(0.01, 1.0)
 _stateful = st.one_of(
     st.builds(RegretBudgetVerifier, st.floats(0.0, 6.0), st.floats(0.0, 4.0), st.none() | st.integers(1, 4)),
     st.builds(StaticEnsembleVerifier, st.floats(0.0, 0.7), st.none() | _unit, _spend),
-    st.builds(DiversedVerifier, _head, st.floats(0.0, 0.7), st.none() | _unit, _spend, st.none() | _unit),
+    st.builds(DiversedVerifier, _head, st.floats(0.0, 0.7), st.none() | _unit, _spend, st.none() | _ratio),
 )
 
 
@@ -143,7 +144,12 @@ def rules(draw, rows: int) -> tuple[Verifier, tuple[Verifier, ...]]:
     head_of_case = draw(_head)
     settings_per_row = {
         name: draw(st.lists(values, min_size=rows, max_size=rows))
-        for name, values in (("strictness", _unit), ("max_bias", _unit), ("bias_budget", _spend), ("max_ratio", _unit))
+        for name, values in (
+            ("strictness", _unit),
+            ("max_bias", _unit),
+            ("bias_budget", _spend),
+            ("max_ratio", _ratio),
+        )
         if draw(st.booleans())
     }
     alone = tuple(

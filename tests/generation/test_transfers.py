@@ -85,7 +85,7 @@ MAKERS = {
         tiny_head(), strictness=[0.2, 0.5, 0.7, 1.0], max_bias=0.3, bias_budget=1.0
     ),
     "token head": lambda: DiversedVerifier(
-        tiny_head(token_features=True), strictness=[0.2, 0.5, 0.7, 1.0], bias_budget=1.0, max_ratio=0.1
+        tiny_head(token_features=True), strictness=[0.2, 0.5, 0.7, 1.0], bias_budget=1.0, max_ratio=10.0
     ),
     "distribution head": lambda: DiversedVerifier(tiny_head(features="distribution")),
     "phase": lambda: PhaseVerifier(StaticEnsembleVerifier(0.2, bias_budget=1.0), begin=30, end=17),

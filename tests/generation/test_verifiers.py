@@ -29,7 +29,7 @@ MAKERS = {
     "diversed": lambda: DiversedVerifier(tiny_head(), strictness=0.4, bias_budget=1.5),
     "token": lambda: DiversedVerifier(tiny_head(features="both", token_features=True), strictness=0.3),
     "token-bounds": lambda: DiversedVerifier(
-        tiny_head(features="distribution", token_features=True), strictness=0.2, bias_budget=1.5, max_ratio=0.1
+        tiny_head(features="distribution", token_features=True), strictness=0.2, bias_budget=1.5, max_ratio=10.0
     ),
     "phase-token": lambda: PhaseVerifier(
         DiversedVerifier(tiny_head(token_features=True), bias_budget=1.0), begin=21, end=34

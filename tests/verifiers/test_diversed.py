@@ -125,7 +125,7 @@ def test_refuses_before_the_first_forward(changes: dict, message: str):
         ({"strictness": [0.5, float("nan")]}, r"`strictness` must lie in \[0, 1\], got nan"),
         ({"strictness": []}, "`strictness` must be one value or one per row, got an empty list"),
         ({"max_bias": -0.1}, r"`max_bias` must lie in \[0, 1\], got -0.1. 0 is lossless"),
-        ({"max_ratio": 2.0}, r"`max_ratio` must lie in \[0, 1\], got 2.0. .* 0.5 allows at most twice the target"),
+        ({"max_ratio": 0.5}, r"`max_ratio` must lie in \[1, inf\], got 0.5. .* 2 allows at most twice the target"),
     ],
 )
 def test_refuses_values_out_of_range(arguments: dict, message: str):

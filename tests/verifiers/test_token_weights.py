@@ -91,7 +91,8 @@ def test_no_triple_breaks(p, q, w, limit):
     close(total_variation(emitted, probs.p) + rejected, total_variation(probs.p, probs.q))
     assert (total_variation(check(Given(table, max_bias=limit))[0], probs.p) <= limit + ROUNDING).all()
     assert (total_variation(check(Given(table, bias_budget=limit))[0], probs.p) <= limit + ROUNDING).all()
-    assert (limit * check(Given(table, max_ratio=limit))[0] <= probs.p + ROUNDING).all()
+    ratio = 1.0 / limit if limit else float("inf")
+    assert (limit * check(Given(table, max_ratio=ratio))[0] <= probs.p + ROUNDING).all()
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -102,7 +103,7 @@ def test_bounds_raise_weights_no_further_than_needed():
     """Catches bounds that change weights although they are already met."""
     draft, target = make_block()
     free = enumerate_emitted(DiversedVerifier(token_head()), draft, target).weight
-    idle = {"max_bias": 1.0, "max_ratio": 0.0, "bias_budget": 99.0}
+    idle = {"max_bias": 1.0, "max_ratio": float("inf"), "bias_budget": 99.0}
     for name, value in idle.items():
         assert torch.equal(
             enumerate_emitted(DiversedVerifier(token_head(), **{name: value}), draft, target).weight, free
@@ -115,8 +116,8 @@ def test_lenience_is_a_weight_per_token(lenience: float):
     draft, target = make_block()
     exact = enumerate_emitted(LenientVerifier(lenience), draft, target)
     for verifier in (
-        StaticEnsembleVerifier(0.0, max_ratio=lenience),
-        DiversedVerifier(token_head(), strictness=0.0, max_ratio=lenience),
+        StaticEnsembleVerifier(0.0, max_ratio=1.0 / lenience),
+        DiversedVerifier(token_head(), strictness=0.0, max_ratio=1.0 / lenience),
     ):
         found = enumerate_emitted(verifier, draft, target)
         close(draft.probs() * found.accept, draft.probs() * exact.accept)
@@ -250,7 +251,7 @@ def test_strictness_and_bounds_per_row():
     settings = {
         "strictness": [0.0, 0.3, 0.5, 0.9],
         "max_bias": [0.9, 0.1, 1.0, 0.2],
-        "max_ratio": [0.2, 0.0, 0.5, 0.1],
+        "max_ratio": [5.0, float("inf"), 2.0, 10.0],
     }
     settings["bias_budget"] = [0.1, 9.0, 0.3, 0.5]
     together = DiversedVerifier(token_head(), **settings)(draft.tokens, draft, target)

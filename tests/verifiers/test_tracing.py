@@ -20,7 +20,7 @@ def _one_per_verifier():
     yield "settings", lambda: DiversedVerifier(random_head(), **settings)
     yield "token", lambda: DiversedVerifier(random_head(token_features=True))
     by_token = random_head("mlp", "both", token_features=True)
-    yield "token settings", lambda: DiversedVerifier(by_token, **settings, max_ratio=0.2)
+    yield "token settings", lambda: DiversedVerifier(by_token, **settings, max_ratio=5.0)
     yield "distribution", lambda: DiversedVerifier(random_head(features="distribution"))
     yield "phase of budgets", lambda: PhaseVerifier(StaticEnsembleVerifier(0.2, bias_budget=1.0), begin=3, end=4)
 

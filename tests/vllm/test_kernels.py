@@ -47,7 +47,7 @@ for kind in (HEADS, MIXTURE):
     CASES += [
         (f"{kind}", head, kind, RequestSettings(1)),
         (f"{kind}-strictness", head, kind, RequestSettings(1, strictness=0.3)),
-        (f"{kind}-bounds", head, kind, RequestSettings(1, strictness=0.2, max_bias=0.1, max_ratio=0.4)),
+        (f"{kind}-bounds", head, kind, RequestSettings(1, strictness=0.2, max_bias=0.1, max_ratio=2.5)),
     ]
 every_case = pytest.mark.parametrize(
     ("make", "argument", "settings"), [case[1:] for case in CASES], ids=[c[0] for c in CASES]

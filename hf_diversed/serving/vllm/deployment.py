@@ -41,12 +41,12 @@ _NOT_SERVED = {
 # "probabilistic". Draft tokens of other methods may be random without a distribution.
 _DETERMINISTIC = ("ngram", "ngram_gpu", "suffix", "medusa")
 _SAMPLING = ("draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark")
-# Settings of a request, with what the ends of their range [0, 1] mean.
+# Settings of a request: least and greatest value, and what values mean.
 SETTINGS = {
-    "strictness": "0 accepts every draft token, 0.5 is the head as trained, 1 is lossless.",
-    "max_bias": "0 is lossless, 1 is no bound.",
-    "max_ratio": "1 is lossless, 0 is no bound.",
-    "max_drop": "0.01 allows a drop of one percentage point.",
+    "strictness": (0.0, 1.0, "0 accepts every draft token, 0.5 is the head as trained, 1 is lossless."),
+    "max_bias": (0.0, 1.0, "0 is lossless, 1 is no bound."),
+    "max_ratio": (1.0, float("inf"), "1 is lossless, inf is no bound."),
+    "max_drop": (0.0, 1.0, "0.01 allows a drop of one percentage point."),
 }
 _KEYS = ("verifier", "head", "choices", *SETTINGS)
 Spell = Callable[[str], str]  # from a setting's name to how the user wrote it: --max-bias, diversed_max_bias
@@ -166,7 +166,7 @@ class Deployment:
                 f"`{spell('strictness')}` and `{spell('max_drop')}` are mutually exclusive: the drop selects the "
                 "strictness that was certified for it."
             )
-        checked = {name: _in_range(spell(name), value, SETTINGS[name]) for name, value in values.items()}
+        checked = {name: _in_range(spell(name), value, *SETTINGS[name]) for name, value in values.items()}
         if "max_drop" in checked:
             try:
                 CertifiedVerifier(cast(DiversedHead, self.head), checked.pop("max_drop"))
@@ -183,10 +183,10 @@ def no_setting(verifier: str, wrong: list[str], known: frozenset[str], spell: Sp
     return f"verifier {verifier!r} has no {', '.join(map(spell, wrong))}; its settings: {takes}."
 
 
-def _in_range(name: str, value: Any, meaning: str) -> float:
+def _in_range(name: str, value: Any, low: float, high: float, meaning: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"`{name}` must be a number in [0, 1], got {value!r:.200}. {meaning}")
-    return check_range(name, float(value), 0.0, 1.0, meaning)
+        raise ValueError(f"`{name}` must be a number in [{low:g}, {high:g}], got {value!r:.200}. {meaning}")
+    return check_range(name, float(value), low, high, meaning)
 
 
 def _check_drafting(speculative: Any) -> bool:

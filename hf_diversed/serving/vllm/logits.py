@@ -26,7 +26,7 @@ from hf_diversed.verifiers.mixture import MixtureVerifier, limit_bias
 
 
 # Settings that a request may have of its own, with the values at which they change nothing.
-NEUTRAL = {"strictness": 0.5, "max_bias": 1.0, "max_ratio": 0.0}
+NEUTRAL = {"strictness": 0.5, "max_bias": 1.0, "max_ratio": float("inf")}
 LOSSLESS = 0
 _GREEDY_BELOW = 1e-5  # vLLM's own limit for temperatures
 _TINY, _HUGE = torch.finfo(torch.float32).tiny, 1e30
