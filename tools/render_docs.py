@@ -212,6 +212,7 @@ SECTIONS = {
     "families": families,
     "replay": replay,
     "qwen-coder": render_pair.pair,
+    "sampling-check": render_pair.sampling_check,
     "published": render_pair.brief,
     "eagle3": render_serving.eagle3,
     **render_serving.SECTIONS,

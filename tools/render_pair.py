@@ -278,6 +278,27 @@ def speedups(methods: Sequence[str], folder: Path = FOLDER) -> list[str]:
     return [setting, *(_speedup(part["methods"], method) for method in methods)]
 
 
+def sampling_check(folder: Path = FOLDER) -> str:
+    """Return a table of the tokens' mean -log p - H under the target, by method (`benchmarks/sampling_check.py`)."""
+    found = json.loads((folder / "sampling-check.json").read_text())
+    rows = [
+        [
+            f"`{row['method']}`",
+            str(row["n"]),
+            f"{row['num_tokens']:,}",
+            f"{row['excess_per_token']:.4f} ± {row['standard_error']:.4f}",
+            f"{row['z']:.2f}",
+        ]
+        for row in found["records"]
+    ]
+    header = ("completions of", "n", "tokens", "mean of -log p(token) - H(p) ± standard error", "z")
+    methods = ",".join(row["method"] for row in found["records"])
+    command = "python -m benchmarks.sampling_check --target qwen-coder-1.5b --output build/real-pair"
+    command += f" --data {found['task']}={FILES[found['task']]} --methods {methods}"
+    parts = _options(found["provenance"]["argv"]).get("--parts", "1")
+    return f"{table(header, rows)}\n\nMeasured by `{command} --parts {parts}`."
+
+
 def _options(words: Sequence[str]) -> dict[str, str]:
     """Return the options of a command line with the words after them."""
     return {name: value for name, value in pairwise(words) if name.startswith("--")}
