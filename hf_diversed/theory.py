@@ -112,23 +112,23 @@ def expected_speedup(accepted_length: float, gamma: int, times: ForwardTimes) ->
 
 
 def best_gamma(
-    survival: Sequence[float], times: ForwardTimes, lengths: Collection[int] | None = None
+    survival: Sequence[float], times: ForwardTimes, gammas: Collection[int] | None = None
 ) -> tuple[int, float]:
     """Return the draft length with the highest expected speedup, and the speedup; below 1 the target alone is faster.
 
     Args:
         survival: probability that the first n draft tokens are all accepted, n = 1..G: `accepted_per_position` of an
             evaluation, or `[rate**n ...]` for i.i.d. positions.
-        lengths: draft lengths to compare, between 1 and G; None for all.
+        gammas: draft lengths to compare, between 1 and G; None for all.
     """
     if not survival or not all(0.0 <= below <= above <= 1.0 for above, below in zip([1.0, *survival], survival)):
         raise ValueError(
             f"`survival` must be a non-increasing list of probabilities, got {list(survival)!r}; entry n is the "
             "probability that the first n draft tokens are all accepted."
         )
-    chosen = range(1, len(survival) + 1) if lengths is None else sorted(lengths)
+    chosen = range(1, len(survival) + 1) if gammas is None else sorted(gammas)
     if not chosen or not 1 <= chosen[0] <= chosen[-1] <= len(survival):
-        raise ValueError(f"`lengths` must lie in [1, {len(survival)}], the length of `survival`, got {lengths!r}.")
+        raise ValueError(f"`gammas` must lie in [1, {len(survival)}], the length of `survival`, got {gammas!r}.")
     accepted = list(itertools.accumulate(survival))
     speedups = {gamma: expected_speedup(accepted[gamma - 1], gamma, times) for gamma in chosen}
     best = max(speedups, key=speedups.__getitem__)

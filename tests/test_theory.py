@@ -154,10 +154,10 @@ def test_best_gamma():
     assert best_gamma([0.9, 0.9, 0.0], ForwardTimes(1.0, 0.1), [3, 1]) == (3, pytest.approx(2.8 / 1.3))
 
 
-@pytest.mark.parametrize("lengths", [[], [0, 1], [2, 4]])
-def test_lengths_are_checked(lengths):
-    with pytest.raises(ValueError, match=r"`lengths` must lie in \[1, 3\]"):
-        best_gamma([0.9, 0.9, 0.0], ForwardTimes(1.0, 0.1), lengths)
+@pytest.mark.parametrize("gammas", [[], [0, 1], [2, 4]])
+def test_gammas_are_checked(gammas):
+    with pytest.raises(ValueError, match=r"`gammas` must lie in \[1, 3\]"):
+        best_gamma([0.9, 0.9, 0.0], ForwardTimes(1.0, 0.1), gammas)
 
 
 @pytest.mark.parametrize("survival", [[], [0.5, 0.6], [1.1], [-0.1], [float("nan")]])

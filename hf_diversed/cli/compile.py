@@ -12,7 +12,7 @@ from hf_diversed.cli.options import MethodOptions, argument, option
 from hf_diversed.cli.preparing import numbers
 from hf_diversed.cli.terminal import console, notes, show_own_warnings_only
 from hf_diversed.formatting import PLAIN
-from hf_diversed.generation.schedules import LONGEST
+from hf_diversed.generation.schedules import MAX_GAMMA
 from hf_diversed.running.compiled import default_compile_config, warmup
 from hf_diversed.running.sampling import Sampling
 
@@ -48,7 +48,7 @@ def compile_rounds(options: CompileOptions) -> None:
     check_method(options)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    if (options.num_assistant_tokens or 0) > LONGEST:
+    if (options.num_assistant_tokens or 0) > MAX_GAMMA:
         notes.print(
             f"Compiling rounds of {options.num_assistant_tokens} draft tokens can take many minutes; 3 to 8 suit most "
             "pairs.",

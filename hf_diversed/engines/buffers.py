@@ -9,7 +9,7 @@ from torch import nn
 
 
 SMALLEST_CAPACITY = 256
-SMALLEST_LENGTH = 8
+SMALLEST_GAMMA = 8
 States = list[torch.Tensor | None]
 
 
@@ -23,9 +23,9 @@ def size_for(rows: int) -> int:
     return _power_of_two(rows)
 
 
-def length_for(limit: int) -> int:
+def gamma_for(limit: int) -> int:
     """Return the maximum number of draft tokens of a round if rows have at most `limit`: 8, 16, 32, ..."""
-    return max(SMALLEST_LENGTH, _power_of_two(max(limit, 1)))
+    return max(SMALLEST_GAMMA, _power_of_two(max(limit, 1)))
 
 
 def _power_of_two(number: int) -> int:

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from hf_diversed import _compat
 from hf_diversed.blocks import Round
 from hf_diversed.engines import static_round
-from hf_diversed.engines.buffers import SMALLEST_LENGTH, length_for, pad_rows, size_for
+from hf_diversed.engines.buffers import SMALLEST_GAMMA, gamma_for, pad_rows, size_for
 from hf_diversed.engines.compiling import Compiler, Shape, cannot_be_traced, warn_once
 from hf_diversed.engines.static_model import StaticModel
 from hf_diversed.engines.static_round import CallSettings, RoundInputs
@@ -118,9 +118,9 @@ class StaticEngine(EagerEngine):
 
     def _fit_to_room(self, gamma: int, verifier_state: VerifierState) -> int:
         """Return a shorter draft length that fits the rows if it is already compiled; else `gamma`."""
-        if gamma <= SMALLEST_LENGTH:
+        if gamma <= SMALLEST_GAMMA:
             return gamma
-        shorter = min(gamma, length_for(max(self.rows.draft_limit_on_host(gamma))))
+        shorter = min(gamma, gamma_for(max(self.rows.draft_limit_on_host(gamma))))
         return shorter if self.ready(shorter, verifier_state) else gamma
 
     def _round_by_forwards(self, gamma: int, verifier_state: VerifierState) -> Round:

@@ -16,7 +16,7 @@ from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
 from hf_diversed.generation.ragged_model import RaggedModel, RotaryLimit
 from hf_diversed.generation.recording import RecordedRound, Recorder
 from hf_diversed.generation.rows import PerRow, RaggedRows, is_one_of
-from hf_diversed.generation.schedules import AdaptiveLength
+from hf_diversed.generation.schedules import AdaptiveSchedule
 from hf_diversed.sampling import RandomSource, RoundNoise, count_accepted, draw
 from hf_diversed.verifiers.base import Verifier, VerifierState
 
@@ -27,7 +27,7 @@ _COMPACT_AT = 0.75  # share of running rows; compacting copies the caches
 def run_rounds(
     engine: "EagerEngine",
     gamma: int,
-    schedule: AdaptiveLength | None,
+    schedule: AdaptiveSchedule | None,
     stops: StopTracker,
     recorder: Recorder,
     may_compact: bool = False,
@@ -55,8 +55,8 @@ def run_rounds(
         running = rows.running
         if may_compact and running and engine.should_compact(len(running)):
             kept = torch.tensor(running, device=rows.ids.device)
-            for holder in (rows, engine, verifier_state):
-                holder.keep(kept)
+            for part in (rows, engine, verifier_state):
+                part.keep(kept)
 
 
 @dataclass(eq=False)

@@ -123,9 +123,9 @@ class Survival:
 
         Draft tokens after an EOS cost time and are never accepted, so an EOS counts as a rejection of the next token.
         """
-        longest = max(0, len(self._reached), *possible)
+        max_gamma = max(0, len(self._reached), *possible)
         self._reached, self._kept = (
-            [count * _FORGET for count in counts] + [0.0] * (longest - len(counts))
+            [count * _FORGET for count in counts] + [0.0] * (max_gamma - len(counts))
             for counts in (self._reached, self._kept)
         )
         for accepted, most in zip(kept, possible):
@@ -134,11 +134,11 @@ class Survival:
             for position in range(accepted):
                 self._kept[position] += 1.0
 
-    def curve(self, longest: int) -> list[float]:
-        """Return the probability that the first n draft tokens are all accepted, n = 1..`longest`."""
+    def curve(self, max_gamma: int) -> list[float]:
+        """Return the probability that the first n draft tokens are all accepted, n = 1..`max_gamma`."""
         rate = (sum(self._kept) + _PRIOR_DRAFTS * _PRIOR_RATE) / (sum(self._reached) + _PRIOR_DRAFTS)
         alive, curve = 1.0, []
-        for position in range(longest):
+        for position in range(max_gamma):
             seen = position < len(self._reached)
             reached, kept = (self._reached[position], self._kept[position]) if seen else (0.0, 0.0)
             alive *= (kept + _POOLED_DRAFTS * rate) / (reached + _POOLED_DRAFTS)

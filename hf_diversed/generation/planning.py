@@ -18,7 +18,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from hf_diversed import _compat
 from hf_diversed.blocks import DecodingContext
-from hf_diversed.engines.buffers import length_for, size_for
+from hf_diversed.engines.buffers import gamma_for, size_for
 from hf_diversed.engines.compiling import Compiler, how_to_compile, warn_once, why_untraceable
 from hf_diversed.engines.static import StaticEngine
 from hf_diversed.engines.static_model import StaticModel
@@ -31,7 +31,7 @@ from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
 from hf_diversed.generation.ragged_model import RaggedModel, find_rotary_limit
 from hf_diversed.generation.recording import Recorder, RoundStreamer
 from hf_diversed.generation.rows import RaggedRows
-from hf_diversed.generation.schedules import ADAPTIVE, LONGEST, AdaptiveLength, clock_for
+from hf_diversed.generation.schedules import ADAPTIVE, MAX_GAMMA, AdaptiveSchedule, clock_for
 from hf_diversed.outputs import GenerateDiversedOutput
 from hf_diversed.sampling import RandomSource
 from hf_diversed.verifiers.base import Verifier
@@ -75,7 +75,7 @@ def diversed_decoding(
         verifier: accepts or replaces draft tokens.
         num_assistant_tokens: gamma, draft tokens per round; None for the default of the verifier or the draft model,
             else 5. With `num_assistant_tokens_schedule="adaptive"` in the generation config, only gamma of the first
-            rounds: see `AdaptiveLength`.
+            rounds: see `AdaptiveSchedule`.
         output_token_records: also return `TokenRecords` (needs `return_dict_in_generate=True`).
         streamer: receives every round's tokens once, in order; a `RoundStreamer` also receives records. Batch size
             1 only.
@@ -138,7 +138,7 @@ class Call:
         wants: see `Recorder`. The other arguments are those of `diversed_decoding`.
         draft: the model that drafts; None for prompt lookup. verifier: adapted to this call.
         max_length: the length of a row, prompt included, at which it ends.
-        gamma: draft tokens per round, at first if `schedule` chooses their number. longest: its maximum.
+        gamma: draft tokens per round, at first if `schedule` chooses their number. max_gamma: its maximum.
         may_compact: whether finished rows may be dropped: no processor, criterion or result indexes rows.
         only_library_code: whether no user code receives tensors of the loop.
     """
@@ -173,15 +173,15 @@ class Call:
         self.row_temperatures = row_temperatures(self.temperatures, config, self.input_ids)
         self.verifier = self._verifier_for_call(gamma)
         remaining = max(self.max_length - self.input_ids.shape[1] - 1, 1)
-        self.longest = max(gamma, LONGEST) if self.is_adaptive else gamma
+        self.max_gamma = max(gamma, MAX_GAMMA) if self.is_adaptive else gamma
         # Rounded, so that static rounds of few different lengths are compiled.
-        self.longest = min(
-            self.longest, length_for(remaining) if config.cache_implementation == "static" else remaining
+        self.max_gamma = min(
+            self.max_gamma, gamma_for(remaining) if config.cache_implementation == "static" else remaining
         )
-        self.gamma = min(gamma, self.longest)
+        self.gamma = min(gamma, self.max_gamma)
         pad_id = _compat.pad_token_id(config)
         self.rows = RaggedRows(
-            self.input_ids, self.max_length, self.longest, criteria.eos_ids, pad_id, self.row_temperatures
+            self.input_ids, self.max_length, self.max_gamma, criteria.eos_ids, pad_id, self.row_temperatures
         )
         self.processor, self.stops = BlockProcessor(self.processors), StopTracker(self.rows, criteria)
         if not config.do_sample:
@@ -298,16 +298,17 @@ class Call:
     def _drafter(self, runner: Callable[..., RaggedModel]) -> DiversedCandidateGenerator | PromptLookupDrafter:
         vocab_size, samples = _compat.vocab_size(self.model), self.random_source is not None
         if self.draft is None:
-            mask, ngram_size = self.model_kwargs.get("attention_mask"), self.config.max_matching_ngram_size
+            mask = self.model_kwargs.get("attention_mask")
+            ngram_size = self.config.max_matching_ngram_size or _UPSTREAM_NGRAM_SIZE
             return PromptLookupDrafter(
-                self.rows, self.processor, mask, vocab_size, self.longest, ngram_size or _UPSTREAM_NGRAM_SIZE, samples
+                self.rows, self.processor, mask, vocab_size, self.max_gamma, ngram_size, samples
             )
         keep_raw = self.verifier.needs_raw_logits
         return DiversedCandidateGenerator(
             self.draft, self.rows, self.processor, vocab_size, self.random_source, keep_raw, runner
         )
 
-    def _schedule(self) -> AdaptiveLength | None:
+    def _schedule(self) -> AdaptiveSchedule | None:
         """Return the adaptive schedule, if requested; it reuses measurements of earlier calls with the same models."""
         if not self.is_adaptive:
             return None
@@ -317,9 +318,9 @@ class Call:
         sources = config.prompt_lookup_num_tokens, config.assistant_early_exit
         running = str(self.rows.ids.device), torch.get_num_threads(), self.engine.report()["engine"], *sources
         drawing = repr(self.verifier), config.temperature if config.do_sample else 0.0, *sources
-        return AdaptiveLength(
+        return AdaptiveSchedule(
             self.gamma,
-            self.longest,
+            self.max_gamma,
             self.rows,
             self.engine.ready,
             times_for=lambda count: recall(*pair, RoundTimes, *running, size_for(count)),

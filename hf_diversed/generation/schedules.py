@@ -15,31 +15,31 @@ from hf_diversed.verifiers.base import VerifierState
 
 
 ADAPTIVE = "adaptive"  # value of `num_assistant_tokens_schedule`
-LONGEST = 16  # draft tokens per round, unless the call sets a larger number
-# The fit of round times needs different lengths: alternating in the first rounds, then occasionally.
+MAX_GAMMA = 16  # draft tokens per round, unless the call sets a larger number
+# The fit of round times needs different values: alternating in the first rounds, then occasionally.
 _EXPLORE = 18  # rounds
 _TRY_ANOTHER_EVERY = 24  # rounds
 
 
 @dataclass(eq=False)
-class AdaptiveLength:
+class AdaptiveSchedule:
     """Draft length with the highest expected throughput of the batch, in tokens per second: `theory.best_gamma`.
 
     It is 0, a step of the target alone, where drafting is not expected to be faster, except for rare probes.
 
     The time of a round does not depend on which rows accept draft tokens, so the mean number of accepted tokens
-    decides. Other lengths are tried until at least two have been timed, and occasionally later.
+    decides. Other values are tried until at least two have been timed, and occasionally later.
 
     Attributes:
-        start: draft length until enough rounds have been measured. longest: maximum draft length.
-        ready: whether a round of a given length can start without compilation; only such lengths are chosen, and
+        start: draft length until enough rounds have been measured. max_gamma: maximum draft length.
+        ready: whether a round with a given gamma can start without compilation; only such values are chosen, and
             `start` and 0.
         times_for: returns the measured times for a number of rows. survival: acceptance by position.
         clock: returns seconds.
     """
 
     start: int
-    longest: int
+    max_gamma: int
     rows: RaggedRows
     ready: Callable[[int, VerifierState], bool]
     times_for: Callable[[int], RoundTimes]
@@ -53,14 +53,13 @@ class AdaptiveLength:
     def next(self, verifier_state: VerifierState) -> int:
         """Return gamma for the round that starts now. It depends only on earlier rounds, so outputs are unbiased."""
         self._began = self.clock()
-        self._limits = self.rows.draft_limit_on_host(self.longest)
+        self._limits = self.rows.draft_limit_on_host(self.max_gamma)
         times = self.times_for(len(self._limits))
         if self._stopped and not times.may_probe:  # nothing has been measured that would change the choice
             return 0
-        lengths = [
-            gamma for gamma in range(self.longest + 1) if gamma in (0, self.start) or self.ready(gamma, verifier_state)
-        ]
-        self._gamma = self._choose(lengths, times)
+        always = (0, self.start)
+        gammas = [n for n in range(self.max_gamma + 1) if n in always or self.ready(n, verifier_state)]
+        self._gamma = self._choose(gammas, times)
         return self._gamma
 
     def update(self, draft: DraftOutput | None, accepted: list[int]) -> None:
@@ -70,25 +69,25 @@ class AdaptiveLength:
             self.survival.update(accepted, [min(drafts, limit) for limit in self._limits])
         self.times_for(len(self._limits)).update(self._gamma, drafts, self.clock() - self._began)
 
-    def _choose(self, lengths: list[int], times: RoundTimes) -> int:
+    def _choose(self, gammas: list[int], times: RoundTimes) -> int:
         costs, best, self._stopped = times.costs, self.start, False
         explores = costs is None or times.num_rounds < _EXPLORE
         if costs is not None and not explores and not self.survival.is_new:
-            best, speedup = best_gamma(self._useful(), costs, [gamma for gamma in lengths if gamma])
+            best, speedup = best_gamma(self._useful(), costs, [gamma for gamma in gammas if gamma])
             if speedup <= 1.0:
                 self._stopped = not times.may_probe
                 return 0 if self._stopped else best
         if not explores and times.num_rounds % _TRY_ANOTHER_EVERY:
             return best
-        others = neighbours(best, [gamma for gamma in lengths if gamma <= max(self._limits)])
+        others = neighbours(best, [gamma for gamma in gammas if gamma <= max(self._limits)])
         counts = times.rounds_by_gamma()
         return min([best, *others], key=counts.__getitem__)
 
     def _useful(self) -> list[float]:
         """Expected fraction of running rows that accept their nth draft token, within the limit of each row."""
         running = self.rows.running
-        fitting = [sum(self._limits[row] > n for row in running) / len(running) for n in range(self.longest)]
-        return [alive * share for alive, share in zip(self.survival.curve(self.longest), fitting)]
+        fitting = [sum(self._limits[row] > n for row in running) / len(running) for n in range(self.max_gamma)]
+        return [alive * share for alive, share in zip(self.survival.curve(self.max_gamma), fitting)]
 
 
 def clock_for(device: torch.device) -> Callable[[], float]:
@@ -100,10 +99,10 @@ def clock_for(device: torch.device) -> Callable[[], float]:
     return time.thread_time if device.type == "cpu" and os.name == "posix" else time.perf_counter
 
 
-def neighbours(gamma: int, lengths: Collection[int]) -> list[int]:
-    """Return the element of `lengths` below `gamma` nearest to half of it, and the one above nearest to double."""
+def neighbours(gamma: int, gammas: Collection[int]) -> list[int]:
+    """Return the element of `gammas` below `gamma` nearest to half of it, and the one above nearest to double."""
     sides = {
-        gamma / 2: [other for other in lengths if other < gamma],
-        gamma * 2: [other for other in lengths if other > gamma],
+        gamma / 2: [other for other in gammas if other < gamma],
+        gamma * 2: [other for other in gammas if other > gamma],
     }
     return [min(side, key=lambda other: abs(other - aim)) for aim, side in sides.items() if side]

@@ -293,7 +293,7 @@ def test_draft_lengths_beyond_the_room(pair, monkeypatch):
         rounds = assert_same(pair, STATIC, **call).stats.num_rounds
         forwards.clear()
         decode(pair, STATIC, **call)
-        assert len(forwards) <= 1 + rounds * buffers.length_for(new_tokens)
+        assert len(forwards) <= 1 + rounds * buffers.gamma_for(new_tokens)
     pair[1].get_input_embeddings()._forward_hooks.clear()
     call = {"num_assistant_tokens": 16, "batch": ragged_batch(1)}
     counts = [

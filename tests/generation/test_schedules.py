@@ -17,7 +17,7 @@ from hf_diversed.engines import static
 from hf_diversed.engines.compiling import clear_compiled
 from hf_diversed.generation import checks, experience
 from hf_diversed.generation.experience import RoundTimes, Survival, fit, recall
-from hf_diversed.generation.schedules import LONGEST, AdaptiveLength, neighbours
+from hf_diversed.generation.schedules import MAX_GAMMA, AdaptiveSchedule, neighbours
 from hf_diversed.theory import ForwardTimes, best_gamma
 from hf_diversed.verifiers import build_verifier
 from tests.engines.modes import STATIC, TRACED
@@ -37,7 +37,7 @@ class Machine:
     rate: float
     times: ForwardTimes
     batch_size: int = 1
-    lengths: tuple[int, ...] = tuple(range(1, LONGEST + 1))
+    lengths: tuple[int, ...] = tuple(range(1, MAX_GAMMA + 1))
     disturb: Callable[[int, float], float] = lambda number, seconds: seconds
 
     def __post_init__(self) -> None:
@@ -62,11 +62,13 @@ class Machine:
                 self._round(schedule)
         return self.rounds[first:]
 
-    def schedule(self, start: int) -> AdaptiveLength:
+    def schedule(self, start: int) -> AdaptiveSchedule:
         ready, known = lambda gamma, _: gamma in self.lengths, lambda rows: self.known.setdefault(rows, RoundTimes())
-        return AdaptiveLength(start, max(start, LONGEST), self, ready, known, self.survival, clock=lambda: self.now)
+        return AdaptiveSchedule(
+            start, max(start, MAX_GAMMA), self, ready, known, self.survival, clock=lambda: self.now
+        )
 
-    def _round(self, schedule: AdaptiveLength) -> None:
+    def _round(self, schedule: AdaptiveSchedule) -> None:
         gamma = schedule.next(None)
         limits = self.draft_limit_on_host(gamma)
         draws = [[self.random.random() < self.rate for _ in range(count)] for count in limits]
@@ -79,12 +81,12 @@ class Machine:
 
 
 def promised(rate: float, times: ForwardTimes, gamma: int) -> float:
-    return best_gamma([rate**n for n in range(1, LONGEST + 1)], times, [gamma])[1] if gamma else 1.0
+    return best_gamma([rate**n for n in range(1, MAX_GAMMA + 1)], times, [gamma])[1] if gamma else 1.0
 
 
 def share_of_best(machine: Machine, gammas: list[int]) -> float:
     """Mean over rounds of what theory promises of their lengths, over what it promises of the best."""
-    best = best_gamma([machine.rate**n for n in range(1, LONGEST + 1)], machine.times)[1]
+    best = best_gamma([machine.rate**n for n in range(1, MAX_GAMMA + 1)], machine.times)[1]
     return sum(promised(machine.rate, machine.times, gamma) for gamma in gammas) / len(gammas) / best
 
 
@@ -222,7 +224,7 @@ def lengths(monkeypatch):
     """Every length that the loop's schedules choose, in order, by a clock that counts forwards of the models."""
     chosen = []
 
-    class Watched(AdaptiveLength):
+    class Watched(AdaptiveSchedule):
         def __init__(self, *arguments, **named):
             super().__init__(*arguments, **named)
             engine = self.ready.__self__
@@ -232,7 +234,7 @@ def lengths(monkeypatch):
             chosen.append(super().next(verifier_state))
             return chosen[-1]
 
-    monkeypatch.setattr("hf_diversed.generation.planning.AdaptiveLength", Watched)
+    monkeypatch.setattr("hf_diversed.generation.planning.AdaptiveSchedule", Watched)
     experience._pairs.clear()
     yield chosen
     experience._pairs.clear()
@@ -335,7 +337,7 @@ def test_nothing_is_compiled_on_the_way(pair, lengths, monkeypatch, name):
 
 def test_drafting_stops_where_it_does_not_pay_and_resumes():
     """Catches draft tokens that are never accepted, probes above 2%, and a draft model that is never retried."""
-    machine = Machine(0.02, ForwardTimes(0.02, 0.006), lengths=tuple(range(LONGEST + 1)))
+    machine = Machine(0.02, ForwardTimes(0.02, 0.006), lengths=tuple(range(MAX_GAMMA + 1)))
     machine.decode(calls=5)
     began = machine.now
     later = machine.decode(calls=100)
@@ -352,8 +354,8 @@ def test_rounds_without_draft_tokens_change_no_token(pair, monkeypatch, batch_si
     """Catches a draft cache without the tokens of rounds that had no draft tokens."""
     target, draft = pair[0], copy.deepcopy(pair[0])
     gammas = itertools.chain([0] * 14, itertools.cycle([4, 0, 2, 2, 0, 0, 0]))
-    monkeypatch.setattr(AdaptiveLength, "next", lambda self, verifier_state: next(gammas))
-    monkeypatch.setattr(AdaptiveLength, "update", lambda *round: None)
+    monkeypatch.setattr(AdaptiveSchedule, "next", lambda self, verifier_state: next(gammas))
+    monkeypatch.setattr(AdaptiveSchedule, "update", lambda *round: None)
     call = {**ragged_batch(batch_size), "max_new_tokens": 40, "do_sample": False}
     if batch_size > 1:
         call["eos_token_id"] = target.generate(**call)[0, 10].item()
