@@ -17,7 +17,13 @@ PREFIX = "qwen-coder-"
 TASKS = {"mbpp": "MBPP", "humaneval": "HumanEval", "gsm8k": "GSM8K"}
 FILES = {"mbpp": "mbpp_974.jsonl", "humaneval": "HumanEval.jsonl", "gsm8k": "gsm8k_train_7473.jsonl"}
 FILES["specbench"] = "specbench_480.jsonl"
-METHODS = ("target", "lossless", "static:0.5", "lenience:0.3", "spec_cascade:token_v3:0.95")
+METHODS = (
+    "target",
+    "lossless",
+    "static:0.5",
+    "lenience:0.3",
+    *(f"spec_cascade:token_v3:{alpha}" for alpha in (0.8, 0.95)),
+)
 _RUN = "python -m benchmarks.real_pair --target qwen-coder-1.5b --draft qwen-coder-0.5b --output build/real-pair"
 _TIMED = ("--methods", "--gammas", "--batch-sizes", "--timed-prompts", "--repeats", "--threads")  # shown options
 _PART, _BATCH = 50, 25  # prompts per part and per batch, the defaults of `benchmarks.real_pair`
@@ -27,12 +33,11 @@ Record = Mapping[str, Any]
 
 def pair(folder: Path = FOLDER) -> str:
     """Return tables of all results, by task, with the command for each."""
-    parts = [
-        folded(f"{TASKS[path.stem.split('-')[2]]}, an earlier run on the same prompts", _task(path))
-        if _EARLIER in path.stem
-        else _task(path)
-        for path in _files(folder)
-    ]
+    parts = []
+    for path in _files(folder):
+        text = _task(path)
+        title = text.partition("\n")[0].removeprefix("### ")
+        parts.append(folded(f"{title}, an earlier run on the same prompts", text) if _EARLIER in path.stem else text)
     categories = folder / f"{PREFIX}specbench.json"
     parts += [_categories(categories)] if categories.is_file() else []
     timed = sorted(folder.glob(f"{PREFIX}speed*.json"), key=lambda path: path.stem)
@@ -45,8 +50,8 @@ def pair(folder: Path = FOLDER) -> str:
 def brief(folder: Path = FOLDER, methods: Sequence[str] = METHODS) -> str:
     """Return a table of acceptance, cost and quality on the tasks for which all `methods` were measured.
 
-    Heads that were measured on as many prompts have rows of their own, with "-" for the other tasks. Methods that were
-    measured on fewer prompts are marked.
+    Heads that were measured on as many prompts of all these tasks are added. Methods that were measured on fewer
+    prompts are marked.
     """
     complete = {}
     for task in TASKS:
@@ -55,20 +60,17 @@ def brief(folder: Path = FOLDER, methods: Sequence[str] = METHODS) -> str:
         if set(methods) <= rows.keys():
             complete[task] = rows
     most = {task: rows[methods[0]]["n"] for task, rows in complete.items()}
-    heads = dict.fromkeys(
+    heads = [
         name
-        for task, rows in complete.items()
-        for name, row in rows.items()
-        if name.startswith("diversed:") and row["n"] == most[task]
-    )
+        for name in next(iter(complete.values()))
+        if name.startswith("diversed:")
+        and all(name in rows and rows[name]["n"] == most[task] for task, rows in complete.items())
+    ]
     header, cells = ["method"], {name: [f"`{name}`"] for name in methods}
     cells |= {name: [_head_label(name)] for name in heads}
     for task, rows in complete.items():
         header += [f"{TASKS[task]}: accepted", "tokens per target forward", rows[methods[0]]["metric"]]
         for name in cells:
-            if name not in rows:
-                cells[name] += ["-"] * 3
-                continue
             record = rows[name]
             fewer = "" if record["n"] == most[task] else f", {record['n']} prompts"
             cells[name] += [
@@ -96,7 +98,7 @@ def _files(folder: Path) -> list[Path]:
     found = [
         folder / f"{PREFIX}{task}{suffix}.json"
         for task in TASKS
-        for suffix in ("", _EARLIER, "-t0", "-plain", "-t0-plain")
+        for suffix in ("", _EARLIER, "-t0", f"-t0{_EARLIER}", "-plain", "-t0-plain")
     ]
     return [path for path in found if path.is_file()]
 
@@ -151,7 +153,7 @@ def _task(path: Path) -> str:
     )
     parts = [f"### {title}", setting, table(header, rows)]
     if compared := json.loads(path.read_text()).get("comparisons"):
-        parts.append(_comparisons(compared, first["metric"]))
+        parts.append(folded("Differences on the same prompts", _comparisons(compared, first["metric"])))
     if has_curve(path):
         parts.append(
             f"![Quality against acceptance on {title}](assets/plots/frontier-{path.stem}.png)\n"
@@ -175,9 +177,11 @@ def _selected(records: Sequence[Record], size: int) -> str:
 
 
 def _comparisons(compared: Sequence[Record], metric: str) -> str:
-    """Return a table of differences from `METHODS` on the same prompts."""
+    """Return a table of the differences of heads and SpecCascade from `METHODS`."""
     shown = [
-        found for found in compared if found["minus"] in METHODS and found["method"].startswith(("diversed", *METHODS))
+        found
+        for found in compared
+        if found["minus"] in METHODS and found["method"].startswith(("diversed", "spec_cascade"))
     ]
     has_sizes = all("n" in found for found in shown)
     rows = [
@@ -188,7 +192,7 @@ def _comparisons(compared: Sequence[Record], metric: str) -> str:
         ]
         for found in shown
     ]
-    header = ("difference on the same prompts", *["prompts"] * has_sizes, "accepted / drafted", metric)
+    header = ("difference", *["prompts"] * has_sizes, "accepted / drafted", metric)
     return table(header, rows)
 
 
