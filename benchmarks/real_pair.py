@@ -263,9 +263,10 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
     for category, parts in sets.items():
         records += [described(record, category) for record in summarize_parts(parts)]
         done = finished_parts(parts)
+        alone = {label for label in done if label.partition(":")[0] == PLAIN}  # no draft tokens
         for label, other in itertools.permutations(done, 2):
             common = [part for part in done[label] if part in done[other]]
-            if common and other != PLAIN and _rank(label) > _rank(other):
+            if common and not {label, other} & alone and _rank(label) > _rank(other):
                 results = pooled(common)
                 found = compare(results, label, other) | {"n": results.header["n"]}
                 comparisons.append(described(found, category))
@@ -279,8 +280,8 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
 
 
 def _rank(label: str) -> int:
-    """Return 2 for heads, 1 for SpecCascade, 0 for other methods. A method is compared with those of lower rank."""
-    return {"spec_cascade": 1, "diversed": 2}.get(label.partition(":")[0], 0)
+    """Return the rank of a method. It is compared with the methods of lower rank."""
+    return {LOSSLESS: 0, "spec_cascade": 2, "diversed": 3}.get(label.partition(":")[0], 1)
 
 
 def finished_parts(parts: list[Results]) -> dict[str, list[Results]]:

@@ -3,13 +3,14 @@
     python -m benchmarks.sampling_check --target qwen-coder-1.5b --data gsm8k=gsm8k_train_7473.jsonl \\
         --output build/real-pair --parts 3 --methods target,lossless,static:0.7
 
-The completions are those that `benchmarks.real_pair` saved in `--output`. The target model scores each of them again,
-one sequence at a time, without draft model, padding or cache. If a token x is a sample from the target's distribution
-p, then -log p(x) - H(p) has mean 0 and variance Var(log p). Its sum over all tokens, divided by the square root of the
-summed variances, is then close to a standard normal variable. Sampling too often from unlikely tokens makes it
-positive, too often from likely ones negative.
+`--output` contains the completions, as `benchmarks.real_pair` saves them. The target model scores each of them
+separately, without padding and without a cache. If its tokens are samples from the target's distribution p, the
+expected value of -log p(token) - H(p) is 0 and its variance is Var(log p), where H is the entropy. z is the sum over
+all tokens, divided by the square root of the summed variances. It is approximately standard normal, positive if
+unlikely tokens are sampled too often, and negative if likely tokens are.
 
-A completion whose text is encoded to another number of tokens than the method generated is left out and counted.
+The saved texts are encoded again. Completions whose number of tokens then differs are excluded; `left_out` is their
+number. Methods that are already in `--report` are kept.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from benchmarks.real_pair import chosen_records, pack_linear_layers
 from hf_diversed.cli.models import LOOKUP, load_pair
@@ -37,24 +39,23 @@ def main() -> None:
     name, path = arguments.data.split("=", 1)
     task = PromptedTask(get_task(name, allow_code_execution=True), pair.tokenizer, chat=True)
     prompts = encode(pair.tokenizer, [task.prompt(record) for record in chosen_records(name, Path(path))], False)
-    records = []
+    records = json.loads(arguments.report.read_text())["records"] if arguments.report.is_file() else []
+    done = {record["method"] for record in records}
     for method in arguments.methods:
+        if method in done:
+            continue
         saved = completions(arguments.output / name, arguments.parts, method)
-        rows, changed = [], 0
-        for index, text, num_tokens in saved[: arguments.num_examples]:
-            tokens = pair.tokenizer(text, add_special_tokens=False)["input_ids"]
-            if len(tokens) == num_tokens - 1:  # the text does not contain the end token
-                tokens.append(pair.tokenizer.eos_token_id)
-            if len(tokens) != num_tokens:
-                changed += 1
-                continue
-            rows.append(excess(scores(pair.target, prompts[index], tokens), torch.tensor(tokens)))
+        rows = [
+            excess(scores(pair.target, prompts[index], tokens), torch.tensor(tokens))
+            for index, text, num_tokens, ended in saved
+            if (tokens := encoded(pair.tokenizer, text, num_tokens, ended))
+        ]
         total, variance, n = torch.tensor(rows, dtype=torch.float64).sum(0).tolist()
         records.append(
             {
                 "method": method,
                 "n": len(rows),
-                "left_out": changed,
+                "left_out": len(saved) - len(rows),
                 "num_tokens": int(n),
                 "excess_per_token": total / n,
                 "standard_error": math.sqrt(variance) / n,
@@ -65,17 +66,39 @@ def main() -> None:
         write_json(arguments.report, {"task": name, "records": records, "provenance": provenance(0, "cpu")})
 
 
-def completions(folder: Path, num_parts: int, method: str) -> list[tuple[int, str, int]]:
-    """Return prompt index, completion and number of generated tokens of all saved completions of a method."""
+def completions(folder: Path, num_parts: int, method: str) -> list[tuple[int, str, int, bool]]:
+    """Return the saved completions of a method, in the order of the prompts.
+
+    Returns:
+        Prompt index, text, number of generated tokens, and whether the last one is an end token.
+
+    Raises:
+        ValueError: if there are none, or they were saved without their texts.
+    """
     rows, first = [], 0
     for part in range(num_parts):
         results = read_results(folder / f"part-{part}")
+        limit = results.header["max_new_tokens"]
         for (label, _, _), entry in results.entries.items():
-            if label == method:
+            if label == method and "text" in entry["rows"]:
                 columns = (entry["rows"][column] for column in ("prompt", "text", "tokens"))
-                rows += [(first + index, text, n) for index, text, n in zip(*columns)]
+                rows += [(first + index, text, n, n < limit) for index, text, n in zip(*columns)]
         first += results.header["n"]
+    if not rows:
+        raise ValueError(
+            f"{folder} contains no completions of {method!r}; measure it with benchmarks.real_pair first."
+        )
     return sorted(rows)
+
+
+def encoded(tokenizer: PreTrainedTokenizerBase, text: str, num_tokens: int, ended: bool) -> list[int] | None:
+    """Return the token ids of a completion, or None if the text is encoded to another number of tokens.
+
+    Args:
+        num_tokens: number of generated tokens. ended: whether the last one is the end token, which is not in the text.
+    """
+    tokens = tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id] * ended
+    return tokens if len(tokens) == num_tokens else None
 
 
 @torch.inference_mode()
@@ -109,7 +132,6 @@ def _arguments() -> argparse.Namespace:
     add("--report", default=Path("build/sampling-check.json"), type=Path, help="JSON file to write.")
     add("--methods", default=["target", "lossless"], type=lambda text: text.split(","))
     add("--parts", default=1, type=int, help="Parts of the study to read.")
-    add("--num-examples", type=int, help="Prompts per method; by default all that were saved.")
     add("--threads", default=1, type=int, help="Number of torch's threads.")
     return parser.parse_args()
 

@@ -1,10 +1,12 @@
-"""The test whether saved completions are samples from the target model."""
+"""Tests of `benchmarks.sampling_check`."""
 
 import json
 
+import pytest
 import torch
 
-from benchmarks.sampling_check import completions, excess
+from benchmarks.sampling_check import completions, encoded, excess, scores
+from tests.tiny import tiny_model
 
 
 def test_excess_has_mean_zero_and_the_returned_variance():
@@ -25,14 +27,40 @@ def test_excess_adds_positions():
     torch.testing.assert_close(torch.tensor(excess(logits, torch.tensor([3, 0]))), total)
 
 
+def test_scores_predict_the_completion():
+    """Catches logits shifted by one position."""
+    model, prompt, tokens = tiny_model(), [5, 6, 7], [8, 9]
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([prompt + tokens])).logits[0]
+    torch.testing.assert_close(scores(model, prompt, tokens), logits[2:4].float())
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "ended", "expected"), [(3, True, [1, 2, 0]), (2, False, [1, 2]), (3, False, None), (2, True, None)]
+)
+def test_texts_that_are_encoded_differently_are_left_out(num_tokens, ended, expected):
+    """Catches an end token added to a completion that was cut off, and a text scored with other tokens."""
+
+    class Tokenizer:
+        eos_token_id = 0
+
+        def __call__(self, text, add_special_tokens):
+            return {"input_ids": [1, 2]}
+
+    assert encoded(Tokenizer(), "text", num_tokens, ended) == expected
+
+
 def test_completions_of_all_parts_are_numbered_as_the_prompts(tmp_path):
-    """Catches completions scored with the prompt of another part."""
-    header = {"n": 2, "num_batches": 1, "settings": {}}
+    """Catches completions scored with the prompt of another part, and end tokens of completions that were cut off."""
+    header = {"n": 2, "num_batches": 1, "settings": {}, "max_new_tokens": 5}
     for part, texts in enumerate((["a", "b"], ["c", "d"])):
         rows = {"prompt": [1, 0], "text": texts, "tokens": [4, 5]}
         entry = {"method": "lossless", "batch": 0, "sample": 0, "rows": rows}
+        without = entry | {"method": "target", "rows": {"prompt": [1, 0], "tokens": [4, 5]}}
         (tmp_path / f"part-{part}").mkdir()
-        lines = [header, entry, entry | {"method": "target"}]
         path = tmp_path / f"part-{part}" / "batches-0.jsonl"
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert completions(tmp_path, 2, "lossless") == [(0, "b", 5), (1, "a", 4), (2, "d", 5), (3, "c", 4)]
+        path.write_text("".join(json.dumps(line) + "\n" for line in (header, entry, without)))
+    expected = [(0, "b", 5, False), (1, "a", 4, True), (2, "d", 5, False), (3, "c", 4, True)]
+    assert completions(tmp_path, 2, "lossless") == expected
+    with pytest.raises(ValueError, match="contains no completions of 'target'"):
+        completions(tmp_path, 2, "target")

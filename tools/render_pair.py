@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from hf_diversed.evaluation.curves import read_records
-from hf_diversed.formatting import number, percent, with_bounds
+from hf_diversed.formatting import number, with_bounds
 from tools.markdown import folded, prompts, table
 
 
@@ -139,7 +139,7 @@ def _task(path: Path) -> str:
             number(record["block_efficiency"]),
             with_bounds(record, "quality"),
             with_bounds(record, "quality_drop"),
-            _gain(record),
+            with_bounds(record, "static_gain"),
         ]
         for record in records
     ]
@@ -177,11 +177,12 @@ def _selected(records: Sequence[Record], size: int) -> str:
 
 
 def _comparisons(compared: Sequence[Record], metric: str) -> str:
-    """Return a table of the differences of heads and SpecCascade from `METHODS`."""
+    """Return a table of the differences from lossless decoding, and of heads and SpecCascade from `METHODS`."""
     shown = [
         found
         for found in compared
-        if found["minus"] in METHODS and found["method"].startswith(("diversed", "spec_cascade"))
+        if found["minus"] == "lossless"
+        or (found["minus"] in METHODS and found["method"].startswith(("diversed", "spec_cascade")))
     ]
     has_sizes = all("n" in found for found in shown)
     rows = [
@@ -194,14 +195,6 @@ def _comparisons(compared: Sequence[Record], metric: str) -> str:
     ]
     header = ("difference", *["prompts"] * has_sizes, "accepted / drafted", metric)
     return table(header, rows)
-
-
-def _gain(record: Record) -> str:
-    """Return the quality above the static ensembles at equal acceptance, with its one-sided bound."""
-    if record["static_gain"] is None:
-        return "-"
-    lower = record["static_gain_lower"]
-    return percent(record["static_gain"]) + ("" if lower is None else f" (at least {percent(lower)})")
 
 
 def _categories(path: Path) -> str:
@@ -288,14 +281,14 @@ def sampling_check(folder: Path = FOLDER) -> str:
     rows = [
         [
             f"`{row['method']}`",
-            str(row["n"]),
+            f"{row['n']} of {row['n'] + row['left_out']}",
             f"{row['num_tokens']:,}",
             f"{row['excess_per_token']:.4f} ± {row['standard_error']:.4f}",
             f"{row['z']:.2f}",
         ]
         for row in found["records"]
     ]
-    header = ("completions of", "n", "tokens", "mean of -log p(token) - H(p) ± standard error", "z")
+    header = ("method", "completions", "tokens", "mean of -log p(token) - H(p) ± standard error", "z")
     methods = ",".join(row["method"] for row in found["records"])
     command = "python -m benchmarks.sampling_check --target qwen-coder-1.5b --output build/real-pair"
     command += f" --data {found['task']}={FILES[found['task']]} --methods {methods}"

@@ -106,7 +106,7 @@ def _cascade(draw) -> SpecCascadeVerifier:
     return SpecCascadeVerifier(rule, draw(st.floats(0.0 if rule in ("chow", "token_v3") else -1.0, 1.0)))
 
 
-_WITH_A_LAW = st.one_of(
+_WITH_EMITTED_PROBS = st.one_of(
     st.builds(LosslessVerifier),
     st.builds(StaticEnsembleVerifier, _unit, st.none() | _unit, st.none() | st.floats(0.0, 3.0), st.none() | _ratio),
     st.builds(DiversedVerifier, _head, _unit, st.none() | _unit, st.none() | st.floats(0.0, 3.0), st.none() | _ratio),
@@ -116,7 +116,7 @@ _WITH_A_LAW = st.one_of(
     ),
     st.builds(ContrastiveVerifier, st.floats(0.0, 1.0), _unit),
 )
-_TOKENWISE = _WITH_A_LAW | st.one_of(
+_TOKENWISE = _WITH_EMITTED_PROBS | st.one_of(
     st.builds(LenientVerifier, st.floats(0.01, 1.0)),
     _lossy(),
     st.builds(CactusVerifier, st.floats(0.0, 3.0)),
@@ -124,7 +124,7 @@ _TOKENWISE = _WITH_A_LAW | st.one_of(
     st.builds(TopKRelaxedVerifier, st.integers(1, 6), _unit),
     st.builds(FLyVerifier, st.floats(0.0, 1.5), st.none() | st.integers(1, 4), st.integers(1, 5)),
 )
-_blocks = st.builds(BlockVerifier, _WITH_A_LAW)
+_blocks = st.builds(BlockVerifier, _WITH_EMITTED_PROBS)
 _phases = st.builds(PhaseVerifier, _TOKENWISE, _TOKENWISE | _blocks, begin=st.just(2), end=st.just(3))
 _spend = st.floats(0.01, 1.0)
 _stateful = st.one_of(
@@ -135,7 +135,7 @@ _stateful = st.one_of(
 
 
 @st.composite
-def rules(draw, rows: int) -> tuple[Verifier, tuple[Verifier, ...]]:
+def verifiers(draw, rows: int) -> tuple[Verifier, tuple[Verifier, ...]]:
     """Draw a verifier for the whole batch and one for each row alone; some settings are per row."""
     kind = draw(st.sampled_from((_TOKENWISE, _blocks, _phases, _stateful, None)))
     if kind is not None:
@@ -165,7 +165,7 @@ def cases(draw) -> Case:
     token = st.integers(0, vocab_size - 1)
     length = draw(st.integers(1, LONGEST_PROMPT))
     prompts = st.lists(st.integers(0, 4) | token, min_size=1, max_size=length).map(tuple)
-    rule, alone = draw(rules(rows))
+    rule, alone = draw(verifiers(rows))
     max_new_tokens = draw(st.integers(1, 4) | st.integers(5, MOST_TOKENS))
     can_look_up = not (rule.needs_hidden_states or rule.needs_draft_confidence)
     return Case(

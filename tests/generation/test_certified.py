@@ -139,13 +139,17 @@ def test_the_call_overrides_the_attachment(pair):
 
 
 @pytest.mark.parametrize(
-    "other", ["diversed_strictness", "diversed_max_bias", "diversed_bias_budget", "diversed_max_ratio"]
+    ("name", "value"), [("strictness", 0.5), ("max_bias", 0.5), ("bias_budget", 0.5), ("max_ratio", 2.0)]
 )
-def test_other_settings_are_refused_with_a_drop(pair, other):
+def test_other_settings_are_refused_with_a_drop(pair, name, value):
     """Catches a certified strictness that another setting changes."""
-    given = {"diversed_head": certified(tiny_head(), (0.01, 0.75)), "diversed_max_drop": 0.01, other: 0.5}
+    given = {
+        "diversed_head": certified(tiny_head(), (0.01, 0.75)),
+        "diversed_max_drop": 0.01,
+        f"diversed_{name}": value,
+    }
     for call in (partial(generate, pair), partial(hf_diversed.attach, *pair)):
-        with pytest.raises(ValueError, match=f"cannot be combined with {other}"):
+        with pytest.raises(ValueError, match=f"cannot be combined with diversed_{name}"):
             call(**given)
 
 

@@ -75,6 +75,10 @@ def test_cascade_needs_raw_logits():
         ("regret_budget:2", "RegretBudgetVerifier(budget=2.0, max_regret=inf, max_mismatches=None)"),
         ("fly", "FLyVerifier(entropy_threshold=0.3, window_size=None, top_k=3)"),
         ("static:0.7:0.2:1.5", "StaticEnsembleVerifier(max_bias=[0.2], bias_budget=[1.5], weight=0.7)"),
+        (
+            "static:0.7:1:inf:3",
+            "StaticEnsembleVerifier(max_bias=[1.0], bias_budget=[inf], max_ratio=[3.0], weight=0.7)",
+        ),
         ("block", "BlockVerifier(verifier=LosslessVerifier())"),
         ("block:static:0.7", "BlockVerifier(verifier=StaticEnsembleVerifier(weight=0.7))"),
     ],

@@ -99,7 +99,7 @@ def test_max_ratio_bounds_whole_sequences():
 
 
 def test_later_tokens_have_no_bound_of_their_own():
-    """The reason for the refusals: given x_1, the second token can exceed max(p, q) and max_ratio p."""
+    """Shows why bounds per position are refused: given x_1, the second token can exceed max(p, q) and max_ratio p."""
     wanted = 2
     paths = torch.tensor(list(itertools.product(range(VOCAB), repeat=2)))
     table = torch.stack([(paths[:, 1] != wanted).float(), torch.zeros(len(paths))], dim=-1)

@@ -4,6 +4,7 @@ Reads vLLM's configuration by field name and imports nothing of vLLM.
 """
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -41,7 +42,7 @@ _NOT_SERVED = {
 # "probabilistic". Draft tokens of other methods may be random without a distribution.
 _DETERMINISTIC = ("ngram", "ngram_gpu", "suffix", "medusa")
 _SAMPLING = ("draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark")
-# Settings of a request: least and greatest value, and what values mean.
+# Settings of a request: minimum, maximum and advice for error messages.
 SETTINGS = {
     "strictness": (0.0, 1.0, "0 accepts every draft token, 0.5 is the head as trained, 1 is lossless."),
     "max_bias": (0.0, 1.0, "0 is lossless, 1 is no bound."),
@@ -186,7 +187,11 @@ def no_setting(verifier: str, wrong: list[str], known: frozenset[str], spell: Sp
 def _in_range(name: str, value: Any, low: float, high: float, meaning: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"`{name}` must be a number in [{low:g}, {high:g}], got {value!r:.200}. {meaning}")
-    return check_range(name, float(value), low, high, meaning)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond the range of floats
+        number = math.inf
+    return check_range(name, number, low, high, meaning)
 
 
 def _check_drafting(speculative: Any) -> bool:

@@ -17,7 +17,7 @@ import torch
 
 from hf_diversed.serving.vllm.admission import move_verifiers, read_safely
 from hf_diversed.serving.vllm.deployment import Deployment
-from hf_diversed.serving.vllm.logits import COLUMNS, LOSSLESS, RequestSettings, served_logits
+from hf_diversed.serving.vllm.logits import LOSSLESS, RequestSettings, served_logits
 
 
 _MODULE = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
@@ -34,7 +34,7 @@ class Slots:
     def __init__(self, deployment: Deployment, count: int):
         self.deployment = deployment
         self._settings = [RequestSettings()] * count
-        self._rows = torch.zeros(count, COLUMNS)
+        self._rows = torch.tensor([settings.row() for settings in self._settings])
         self._table: torch.Tensor | None = None
 
     def fill(self, slot: int, params: Any) -> None:
