@@ -114,7 +114,12 @@ def test_rows_of_fewer_prompts_are_marked(folder):
 
 @pytest.mark.parametrize(
     ("task", "name", "num_parts"),
-    [("mbpp", "qwen-coder-mbpp", 2), ("gsm8k", "qwen-coder-gsm8k", 2), ("gsm8k", "lossless-gsm8k", 3)],
+    [
+        ("mbpp", "qwen-coder-mbpp", 2),
+        ("gsm8k", "qwen-coder-gsm8k", 2),
+        ("gsm8k-t0", "qwen-coder-gsm8k-t0", 1),
+        ("gsm8k", "lossless-gsm8k", 3),
+    ],
 )
 def test_published_figures_follow_from_the_batches(task, name, num_parts):
     """Catches figures that were not computed from the published scores and counters of the prompts."""
