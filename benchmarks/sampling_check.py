@@ -73,7 +73,7 @@ def completions(folder: Path, num_parts: int, method: str) -> list[tuple[int, st
         Prompt index, text, number of generated tokens, and whether the last one is an end token.
 
     Raises:
-        ValueError: if there are none, or they were saved without their texts.
+        ValueError: if there is no completion, or texts were not saved.
     """
     rows, first = [], 0
     for part in range(num_parts):
