@@ -10,13 +10,15 @@ all tokens, divided by the square root of the summed variances. It is approximat
 unlikely tokens are sampled too often, and negative if likely tokens are.
 
 The saved texts are encoded again. Completions whose number of tokens then differs are excluded; `left_out` is their
-number. Methods that are already in `--report` are kept.
+number. Another encoding of equal length is not detected, and the end token is assumed to be the tokenizer's. Methods
+that are already in `--report` are kept.
 """
 
 import argparse
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +41,8 @@ def main() -> None:
     name, path = arguments.data.split("=", 1)
     task = PromptedTask(get_task(name, allow_code_execution=True), pair.tokenizer, chat=True)
     prompts = encode(pair.tokenizer, [task.prompt(record) for record in chosen_records(name, Path(path))], False)
-    records = json.loads(arguments.report.read_text())["records"] if arguments.report.is_file() else []
+    about = {"task": name, "parts": arguments.parts}
+    records = earlier_records(arguments.report, about)
     done = {record["method"] for record in records}
     for method in arguments.methods:
         if method in done:
@@ -63,7 +66,17 @@ def main() -> None:
             }
         )
         print(json.dumps(records[-1]), flush=True)
-        write_json(arguments.report, {"task": name, "records": records, "provenance": provenance(0, "cpu")})
+        write_json(arguments.report, about | {"records": records, "provenance": provenance(0, "cpu")})
+
+
+def earlier_records(path: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the records of a report, if it exists. Raises ValueError if its task or number of parts differs."""
+    if not path.is_file():
+        return []
+    found = json.loads(path.read_text())
+    if different := {key: found.get(key) for key, value in about.items() if found.get(key) != value}:
+        raise ValueError(f"{path} has {different}, not {about}; choose another --report or remove it.")
+    return found["records"]
 
 
 def completions(folder: Path, num_parts: int, method: str) -> list[tuple[int, str, int, bool]]:
@@ -86,7 +99,7 @@ def completions(folder: Path, num_parts: int, method: str) -> list[tuple[int, st
         first += results.header["n"]
     if not rows:
         raise ValueError(
-            f"{folder} contains no completions of {method!r}; measure it with benchmarks.real_pair first."
+            f"{folder} contains no texts of {method!r}; measure it with benchmarks.real_pair in a new --output."
         )
     return sorted(rows)
 
@@ -95,7 +108,8 @@ def encoded(tokenizer: PreTrainedTokenizerBase, text: str, num_tokens: int, ende
     """Return the token ids of a completion, or None if the text is encoded to another number of tokens.
 
     Args:
-        num_tokens: number of generated tokens. ended: whether the last one is the end token, which is not in the text.
+        num_tokens: number of generated tokens.
+        ended: whether the last one is the end token, which is not in the text.
     """
     tokens = tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id] * ended
     return tokens if len(tokens) == num_tokens else None

@@ -12,13 +12,13 @@ from tools import render_pair
 
 
 FIGURES = ("n", "acceptance_rate", "block_efficiency", "quality", "quality_ci", "quality_drop", "quality_drop_ci")
-FIGURES += ("static_gain", "static_gain_lower")
+FIGURES += ("static_gain", "static_gain_ci")
 
 
 def measured(method: str, acceptance: float | None, quality: float, **changes) -> dict:
     shares = None if acceptance is None else [acceptance, acceptance / 2]
     figures = {"max_new_tokens": 320, "mean_tokens": 49.0, "block_efficiency": acceptance and 4.5}
-    figures |= {"quality_drop": None, "static_gain": None, "static_gain_lower": None, "accepted_per_position": shares}
+    figures |= {"quality_drop": None, "static_gain": None, "static_gain_ci": None, "accepted_per_position": shares}
     return record(method, acceptance, quality) | {"task": "mbpp", "metric": "pass@1"} | figures | changes
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from benchmarks.sampling_check import completions, encoded, excess, scores
+from benchmarks.sampling_check import completions, earlier_records, encoded, excess, scores
 from tests.tiny import tiny_model
 
 
@@ -62,5 +62,15 @@ def test_completions_of_all_parts_are_numbered_as_the_prompts(tmp_path):
         path.write_text("".join(json.dumps(line) + "\n" for line in (header, entry, without)))
     expected = [(0, "b", 5, False), (1, "a", 4, True), (2, "d", 5, False), (3, "c", 4, True)]
     assert completions(tmp_path, 2, "lossless") == expected
-    with pytest.raises(ValueError, match="contains no completions of 'target'"):
+    with pytest.raises(ValueError, match="contains no texts of 'target'"):
         completions(tmp_path, 2, "target")
+
+
+def test_reports_of_other_tasks_are_not_continued(tmp_path):
+    """Catches records of another task or number of parts in one report."""
+    path = tmp_path / "report.json"
+    assert earlier_records(path, {"task": "gsm8k", "parts": 3}) == []
+    path.write_text(json.dumps({"task": "gsm8k", "parts": 3, "records": [{"method": "target"}]}))
+    assert earlier_records(path, {"task": "gsm8k", "parts": 3}) == [{"method": "target"}]
+    with pytest.raises(ValueError, match="choose another --report"):
+        earlier_records(path, {"task": "gsm8k", "parts": 2})

@@ -292,8 +292,7 @@ def sampling_check(folder: Path = FOLDER) -> str:
     methods = ",".join(row["method"] for row in found["records"])
     command = "python -m benchmarks.sampling_check --target qwen-coder-1.5b --output build/real-pair"
     command += f" --data {found['task']}={FILES[found['task']]} --methods {methods}"
-    parts = _options(found["provenance"]["argv"]).get("--parts", "1")
-    return f"{table(header, rows)}\n\nMeasured by `{command} --parts {parts}`."
+    return f"{table(header, rows)}\n\nMeasured by `{command} --parts {found['parts']}`."
 
 
 def _options(words: Sequence[str]) -> dict[str, str]:

@@ -54,6 +54,7 @@ def test_every_deployment_serves_lossless():
         ({"max_bias": -0.1}, r"`diversed_max_bias` must lie in \[0, 1\], got -0.1. 0 is lossless"),
         ({"max_ratio": "inf"}, r"`diversed_max_ratio` must be a number in \[1, inf\], got 'inf'. 1 is lossless"),
         ({"strictness": 10**400}, r"`diversed_strictness` must lie in \[0, 1\], got inf"),
+        ({"max_ratio": -(10**400)}, r"`diversed_max_ratio` must lie in \[1, inf\], got -inf"),
         ({"max_ratio": 0.5}, r"`diversed_max_ratio` must lie in \[1, inf\], got 0.5. 1 is lossless"),
         ({"max_drop": 0.1}, "`diversed_max_drop`: this head has no certificate"),
         ({"strictness": 0.5, "max_drop": 0.1}, "`diversed_strictness` and `diversed_max_drop` are mutually exclusive"),

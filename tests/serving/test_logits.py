@@ -201,4 +201,4 @@ def test_bounds_of_a_request_hold_for_the_emitted_distribution(name: str, value:
         assert bias.max() > value - 10 * TOLERANCE  # and no stricter than requested
     else:
         assert (found <= value * p + TOLERANCE).all()
-        assert (found / p).max() > value * (1 - 1e-3)  # and no stricter than requested
+        assert (found / p)[p > 1e-3].max() > value * (1 - 1e-3)  # and no stricter than requested

@@ -111,7 +111,7 @@ BOUNDED = [
 
 @pytest.mark.parametrize("case", BOUNDED, ids=lambda case: case.id)
 def test_bounds_hold_for_the_emitted_distribution(case: VerifierCase):
-    """Catches a bound on the draft token's weight, on another TV or before the strictness, and the inverse ratio."""
+    """Catches bounds applied to the draft token's weight, to another distance or before the strictness."""
     draft, target = make_block()
     verifier, p = case.make(), Probs.of(draft, target).p
     emitted = enumerate_emitted(verifier, draft, target).emitted

@@ -190,7 +190,7 @@ def _in_range(name: str, value: Any, low: float, high: float, meaning: str) -> f
     try:
         number = float(value)
     except OverflowError:  # an integer beyond the range of floats
-        number = math.inf
+        number = math.inf if value > 0 else -math.inf
     return check_range(name, number, low, high, meaning)
 
 
