@@ -213,6 +213,7 @@ SECTIONS = {
     "replay": replay,
     "qwen-coder": render_pair.pair,
     "sampling-check": render_pair.sampling_check,
+    "differences": render_pair.differences,
     "published": render_pair.brief,
     "eagle3": render_serving.eagle3,
     **render_serving.SECTIONS,

@@ -24,6 +24,7 @@ METHODS = (
     "lenience:0.3",
     *(f"spec_cascade:token_v3:{alpha}" for alpha in (0.8, 0.95)),
 )
+_DIFFERENCES = (*METHODS[2:], "lenience:0.1", "spec_cascade:token_v3:0.5")
 _RUN = "python -m benchmarks.real_pair --target qwen-coder-1.5b --draft qwen-coder-0.5b --output build/real-pair"
 _TIMED = ("--methods", "--gammas", "--batch-sizes", "--timed-prompts", "--repeats", "--threads")  # shown options
 _PART, _BATCH = 50, 25  # prompts per part and per batch, the defaults of `benchmarks.real_pair`
@@ -195,6 +196,18 @@ def _comparisons(compared: Sequence[Record], metric: str) -> str:
     ]
     header = ("difference", *["prompts"] * has_sizes, "accepted / drafted", metric)
     return table(header, rows)
+
+
+def differences(folder: Path = FOLDER) -> str:
+    """Return a table of the differences of training-free verifiers from lossless decoding, on MBPP and GSM8K."""
+    header, cells = ["minus `lossless`"], {name: [f"`{name}`"] for name in _DIFFERENCES}
+    for task in ("mbpp", "gsm8k"):
+        content = json.loads((folder / f"{PREFIX}{task}.json").read_text())
+        found = {row["method"]: row for row in content["comparisons"] if row["minus"] == "lossless"}
+        header += [f"{TASKS[task]}: accepted", content["records"][0]["metric"]]
+        for name in cells:
+            cells[name] += [with_bounds(found[name], figure) for figure in ("acceptance_rate", "quality")]
+    return table(header, cells.values())
 
 
 def _categories(path: Path) -> str:

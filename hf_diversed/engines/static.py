@@ -97,7 +97,7 @@ class StaticEngine(EagerEngine):
             return self._round_by_forwards(gamma, verifier_state)
         assert isinstance(self.drafter, DiversedCandidateGenerator)
         self.drafter.catch_up()
-        rows, gamma = self.rows, self._fit_to_room(gamma, verifier_state)
+        rows, gamma = self.rows, self._fit_to_limits(gamma, verifier_state)
         for model in (self.target, self._draft):
             model.make_room(max(rows.lengths.host) + gamma)
         inputs = self._prepare_inputs(self._settings, gamma, verifier_state)
@@ -116,7 +116,7 @@ class StaticEngine(EagerEngine):
         rows.ids.scatter_(1, columns, round.draft.tokens)
         return round
 
-    def _fit_to_room(self, gamma: int, verifier_state: VerifierState) -> int:
+    def _fit_to_limits(self, gamma: int, verifier_state: VerifierState) -> int:
         """Return a shorter draft length that fits the rows if it is already compiled; else `gamma`."""
         if gamma <= SMALLEST_GAMMA:
             return gamma
@@ -213,9 +213,8 @@ class StaticEngine(EagerEngine):
         if self.random_source is None:
             return [], RoundNoise()
         scores = torch.empty(len(rows.ids), vocab_size, device=rows.ids.device)
-        drafted = max(
-            rows.draft_limit_on_host(gamma)
-        )  # the eager engine draws no numbers beyond the limits of all rows
+        # The eager engine draws no random numbers beyond the limits of all rows.
+        drafted = max(rows.draft_limit_on_host(gamma))
         draft_noise = [self.random_source.draft_noise(scores) for _ in range(drafted)]
         drawn = self.random_source.round_noise(scores[:, None].expand(-1, drafted + 1, -1))
         assert drawn.noise is not None

@@ -64,10 +64,10 @@ class AdaptiveSchedule:
 
     def update(self, draft: DraftOutput | None, accepted: list[int]) -> None:
         """Record the round that has ended: its draft block, and the number of accepted tokens per row."""
-        drafts = 0 if draft is None else draft.tokens.shape[1]
-        if drafts:
-            self.survival.update(accepted, [min(drafts, limit) for limit in self._limits])
-        self.times_for(len(self._limits)).update(self._gamma, drafts, self.clock() - self._began)
+        num_drafted = 0 if draft is None else draft.tokens.shape[1]
+        if num_drafted:
+            self.survival.update(accepted, [min(num_drafted, limit) for limit in self._limits])
+        self.times_for(len(self._limits)).update(self._gamma, num_drafted, self.clock() - self._began)
 
     def _choose(self, gammas: list[int], times: RoundTimes) -> int:
         costs, best, self._stopped = times.costs, self.start, False
