@@ -20,6 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.utils import logging
 
+from hf_diversed import _compat
 from hf_diversed.generation.hook import install_hook
 from hf_diversed.provenance import provenance
 from hf_diversed.running.files import write_json
@@ -96,10 +97,10 @@ def step(model: PreTrainedModel, width: int, context: int) -> Callable[[], None]
     """Return a function that runs a forward on `width` tokens after a context and then crops the cache."""
     ids = torch.arange(context + width)[None] % 1000
     cache = DynamicCache(config=model.config)
-    model(input_ids=ids[:, :context], past_key_values=cache, logits_to_keep=1)
+    model(input_ids=ids[:, :context], logits_to_keep=1, **{_compat.CACHE_ARGUMENT: cache})
 
     def run() -> None:
-        model(input_ids=ids[:, context:], past_key_values=cache)
+        model(input_ids=ids[:, context:], **{_compat.CACHE_ARGUMENT: cache})
         cache.crop(-width)
 
     return run

@@ -1,6 +1,6 @@
 """Access to internals of transformers and peft. No other module depends on them.
 
-Supports transformers 5.16.1 to 5.23; `tests/test_compat.py` fails if a release changes one of these internals.
+`tests/test_compat.py` fails if a release of transformers changes one of these internals.
 """
 
 import copy
@@ -25,6 +25,12 @@ from transformers.utils import logging
 
 _RELEASE = Version(transformers.__version__).release
 _MARKS_USER_CACHES = _RELEASE >= (5, 17)
+
+TESTED_TRANSFORMERS = "5.16.1 to 5.24"  # as in pyproject.toml
+
+# Argument of a model's forward for its cache, and all names that `generate` accepts for it.
+CACHE_ARGUMENT = "cache" if _RELEASE >= (5, 24) else "past_key_values"
+CACHE_NAMES = ("cache", "past_key_values")
 
 MASKED_ATTENTION = ("sdpa", "eager")
 LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -174,8 +180,12 @@ def cannot_roll_back(model: PreTrainedModel) -> str | None:
         if config.model_type in _CONTINUES_STATES and _RELEASE < (5, 23):
             remedy = f"upgrade transformers from {transformers.__version__} to 5.23 or later."
         return f"has layers that cannot be rolled back ({', '.join(kinds)}); {remedy}"
-    if "past_key_values" not in _forward_parameters(model):  # GPT-1 has no cache
-        reason = reason or "takes no past_key_values"
+    if reason is None and CACHE_ARGUMENT not in _forward_parameters(model):  # GPT-1 has no cache
+        return (
+            f"has no argument {CACHE_ARGUMENT!r} in its forward, so it cannot read a block of draft tokens after its "
+            f"cache. Installed is transformers {transformers.__version__}; hf_diversed was tested with "
+            f"{TESTED_TRANSFORMERS}. Use another model, or a tested release."
+        )
     if reason is not None:
         return f"{reason}, so it cannot read a block of draft tokens after its cache; use another model."
     if config.model_type in _ALIBI_MODEL_TYPES or getattr(config, "alibi", False):

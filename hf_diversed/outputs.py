@@ -237,8 +237,8 @@ class GenerateDiversedOutput(GenerateDecoderOnlyOutput):
     """Output of `generate` with a verifier and `return_dict_in_generate=True`.
 
     `sequences`, `scores` and `logits` are as in transformers: the target's processed scores and raw logits for every
-    emitted token, zeros after a row's end. `past_key_values` is None, because no cache of transformers supports rows
-    of different lengths.
+    emitted token, zeros after a row's end. The cache (`cache`, before transformers 5.24 `past_key_values`) is None,
+    because no cache of transformers supports rows of different lengths.
 
     Attributes:
         stats: acceptance counters for the whole batch, with `per_row`.

@@ -77,7 +77,7 @@ def test_masks_are_those_transformers_would_build(model):
 def test_forward_takes_the_arguments_of_the_loop(model):
     """Breaks `RaggedModel`: 4D masks with positions and a foreign cache, `logits_to_keep`, the last hidden state."""
     parameters = inspect.signature(model.forward).parameters
-    assert {"input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache"} <= set(parameters)
+    assert {"input_ids", "attention_mask", "position_ids", _compat.CACHE_ARGUMENT, "use_cache"} <= set(parameters)
     ids = tiny.ragged_batch(1, 7)["input_ids"]
     keep = {"logits_to_keep": 2} if _compat.logits_to_keep(model) != "all" else {}
     with torch.no_grad():
@@ -90,7 +90,7 @@ def test_forward_takes_the_arguments_of_the_loop(model):
 def test_config_names_hold_for_every_architecture(model):
     """Breaks `num_layers` and similar helpers if an old config uses another name (GPT-2: `n_layer`)."""
     with torch.no_grad():
-        cache = model(tiny.ragged_batch(1, 3)["input_ids"], use_cache=True).past_key_values
+        cache = model(tiny.ragged_batch(1, 3)["input_ids"], use_cache=True)[_compat.CACHE_ARGUMENT]
     assert len(cache.layers) == _compat.num_layers(model) == 2
     assert _compat.cannot_roll_back(model) is None
     assert not _compat.is_sharded(model)
@@ -157,13 +157,14 @@ def test_cache_base_classes():
 @pytest.mark.parametrize("tokens", [3, pytest.param(0, marks=versions.since("5.17", "marks no cache"))])
 def test_user_caches_are_told_from_those_of_generate(llama, tokens):
     """Breaks the rejection of `past_key_values`: `generate` creates an empty cache, and marks the caller's."""
-    assert not _compat.is_user_cache(prepared(llama)["kwargs"].get("past_key_values"))
-    assert not _compat.is_user_cache(prepared(llama, cache_implementation="static")["kwargs"]["past_key_values"])
+    assert not _compat.is_user_cache(prepared(llama)["kwargs"].get(_compat.CACHE_ARGUMENT))
+    assert not _compat.is_user_cache(prepared(llama, cache_implementation="static")["kwargs"][_compat.CACHE_ARGUMENT])
     mine = tf.DynamicCache(config=llama.config)
     if tokens:
         with torch.no_grad():
-            llama(tiny.ragged_batch(2, tokens)["input_ids"], past_key_values=mine)
-    assert _compat.is_user_cache(prepared(llama, past_key_values=mine)["kwargs"]["past_key_values"])
+            llama(tiny.ragged_batch(2, tokens)["input_ids"], **{_compat.CACHE_ARGUMENT: mine})
+    given = prepared(llama, **{_compat.CACHE_ARGUMENT: mine})
+    assert _compat.is_user_cache(given["kwargs"][_compat.CACHE_ARGUMENT])
 
 
 @pytest.mark.parametrize(("pad", "eos", "expected"), [(0, [7, 8], 0), (None, [7, 8], 7), (None, None, 0)])

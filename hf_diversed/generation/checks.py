@@ -253,13 +253,13 @@ def check_inputs(
     """
     if is_user_cache:
         raise ValueError(
-            "past_key_values are not supported: rows of different lengths need this library's cache. Pass the "
-            "whole prompt as input_ids."
+            "the caller's cache (past_key_values= or cache=) is not supported: rows of different lengths need this "
+            "library's cache. Pass the whole prompt as input_ids."
         )
     if model_kwargs.get("inputs_embeds") is not None:
         raise ValueError("inputs_embeds are not supported: the draft model needs token ids. Pass input_ids.")
     for name, value in model_kwargs.items():
-        if value is None or name in _TEXT_INPUTS or name == "past_key_values":
+        if value is None or name in _TEXT_INPUTS or name in _compat.CACHE_NAMES:
             continue
         if name in TEXT_MARKERS and not _compat.reads_token_types(model) and not torch.as_tensor(value).any():
             continue

@@ -272,7 +272,8 @@ class _Call:
         named = inputs | checks.TEXT_MARKERS
         given = {name: value for name, value in self.extra.items() if name in named}
         prompts = _first(self.arguments.get("inputs"), self.extra.get("input_ids"))  # None: upstream starts with BOS
-        checks.check_inputs(self.model, prompts, given, self.extra.get("past_key_values") is not None)
+        is_user_cache = any(self.extra.get(name) is not None for name in _compat.CACHE_NAMES)
+        checks.check_inputs(self.model, prompts, given, is_user_cache)
         for name in checks.TEXT_MARKERS - inputs:  # all zeros; upstream would reject the argument
             self.extra.pop(name, None)
 

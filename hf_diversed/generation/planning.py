@@ -100,7 +100,7 @@ def diversed_decoding(
     """
     if not is_checked:
         checks.check_models(model, assistant_model, tokenizer, assistant_tokenizer)
-        is_user_cache = _compat.is_user_cache(model_kwargs.get("past_key_values"))
+        is_user_cache = _compat.is_user_cache(model_kwargs.get(_compat.CACHE_ARGUMENT))
         checks.check_inputs(model, input_ids, model_kwargs, is_user_cache)
     settings = generation_config, logits_processor, streamer, output_token_records
     checks.check_call(model, assistant_model, len(input_ids), *settings)

@@ -341,9 +341,9 @@ def run_model(
         input_ids=tokens,
         attention_mask=mask,
         position_ids=positions,
-        past_key_values=cache,
         use_cache=True,
         return_dict=True,
+        **{_compat.CACHE_ARGUMENT: cache},
         **extra,
     )
     logits = outputs.logits[:, -keep:].float()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from benchmarks import draft_costs
+from hf_diversed import _compat
 from hf_diversed.theory import ForwardTimes, best_gamma
 from tests.tiny import tiny_model
 
@@ -37,7 +38,7 @@ def test_a_step_leaves_the_cache_as_it_was():
     model, widths = tiny_model("llama"), []
 
     def note(module, args, kwargs):
-        widths.append((kwargs["input_ids"].shape[1], kwargs["past_key_values"].get_seq_length()))
+        widths.append((kwargs["input_ids"].shape[1], kwargs[_compat.CACHE_ARGUMENT].get_seq_length()))
 
     handle = model.register_forward_pre_hook(note, with_kwargs=True)
     with torch.inference_mode():

@@ -270,7 +270,10 @@ REFUSED = [
     refused(generate(verifier=GreedyOnly(), do_sample=True), "GreedyOnly; do_sample=False"),
     refused(generate(stop_strings=["x"]), "stop_strings; pass tokenizer="),
     # inputs
-    refused(generate(past_key_values=tf.DynamicCache()), "past_key_values; Pass the whole prompt"),
+    *(
+        refused(generate(**{name: tf.DynamicCache()}), "past_key_values= or cache=; Pass the whole prompt")
+        for name in _compat.CACHE_NAMES
+    ),
     refused(
         lambda: BENCH.generate(input_ids=MISSING, inputs_embeds=torch.zeros(2, 6, 32)), "inputs_embeds; Pass input_ids"
     ),
