@@ -6,7 +6,7 @@ CONSTRAINTS := constraints.txt
 WORKERS ?= 2
 OLDEST := tests/test_compat.py tests/test_cache.py tests/head tests/verifiers tests/generation
 
-.PHONY: demo space test test-oldest test-main test-browser test-wheel package dist docs lines vllm faults families fuzz bench gpu \
+.PHONY: demo space test test-oldest test-newest test-main test-browser test-wheel package dist docs lines vllm faults families fuzz bench gpu \
 	real quality format results clean
 
 demo: $(VENV)/.base
@@ -22,13 +22,15 @@ test: $(VENV)/.dev
 test-oldest:
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=build/constraints-oldest.txt TESTS="$(OLDEST)"
 
-# The same tests on transformers' main branch, for the weekly job.
-test-main:
-	$(MAKE) .venv-main/.dev VENV=.venv-main
-	.venv-main/bin/python -m pip install --quiet --upgrade "transformers @ git+https://github.com/huggingface/transformers"
-	OMP_NUM_THREADS=1 .venv-main/bin/python -m pytest -n $(WORKERS) $(OLDEST)
+# The same tests on the newest release of transformers and on its main branch, which may be above the cap in pyproject.toml.
+test-newest: SOURCE = transformers
+test-main: SOURCE = "transformers @ git+https://github.com/huggingface/transformers"
+test-newest test-main: test-%:
+	$(MAKE) .venv-$*/.dev VENV=.venv-$*
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --upgrade $(SOURCE)
+	OMP_NUM_THREADS=1 .venv-$*/bin/python -m pytest -n $(WORKERS) $(OLDEST)
 
-# Builds and checks the wheel, installs it in a clean environment and runs it. About two minutes.
+# Builds and checks the wheel, installs it in a clean environment without constraints, as users do, and runs it.
 package: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/packaging -m ""
 
@@ -117,7 +119,7 @@ results: $(VENV)/.dev
 	$(BIN)/python -m tools.render_docs
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-main .venv-vllm
+	rm -rf $(VENV) .venv-oldest .venv-newest .venv-main .venv-vllm
 
 build/constraints-oldest.txt: constraints-oldest.txt constraints.txt
 	mkdir -p $(@D)

@@ -1,6 +1,7 @@
 """One test per assumption about transformers and peft; a failure here identifies what a release changed."""
 
 import inspect
+from pathlib import Path
 
 import peft
 import pytest
@@ -16,6 +17,7 @@ from hf_diversed.generation import checks
 from tests import tiny, versions
 
 
+ROOT = Path(__file__).parents[1]
 EAGER_ONLY = {"gemma2", "gpt_oss"}
 # peft 0.21 reads `is_gradient_checkpointing`, deprecated in transformers 5.23 (peft_model.py, PeftModel.__init__).
 peft_asks_for_a_deprecated_name = pytest.mark.filterwarnings(
@@ -72,6 +74,14 @@ def test_masks_are_those_transformers_would_build(model):
     for kind in ours:
         real = attention_mask.bool()[:, None]  # masks of padding queries may differ
         torch.testing.assert_close(ours[kind][real.expand(ours[kind].shape[:3])], theirs[kind][real])
+
+
+def test_requirement_covers_exactly_the_tested_releases():
+    """Catches a cap that was raised without the tests' version, so that users get a release that was not tested."""
+    oldest, newest = _compat.TESTED_TRANSFORMERS.split(" to 5.")
+    assert f'"transformers>={oldest},<5.{int(newest) + 1}",' in (ROOT / "pyproject.toml").read_text()
+    assert f"transformers==5.{newest}." in (ROOT / "constraints.txt").read_text()
+    assert f"transformers=={oldest}\n" in (ROOT / "constraints-oldest.txt").read_text()
 
 
 def test_forward_takes_the_arguments_of_the_loop(model):
