@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.utils import logging
 
 from hf_diversed import _compat
-from hf_diversed.generation.hook import install_hook
+from hf_diversed.generation.patching import install_hook
 from hf_diversed.provenance import provenance
 from hf_diversed.running.files import write_json
 from hf_diversed.theory import ForwardTimes, best_gamma

@@ -21,7 +21,7 @@ from benchmarks.rounds.timing import (
     round_ends,
 )
 from hf_diversed.formatting import COMPILED, PLAIN
-from hf_diversed.generation.hook import install_hook
+from hf_diversed.generation.patching import install_hook
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import SpeculativeStats
 from hf_diversed.running.compiled import default_compile_config

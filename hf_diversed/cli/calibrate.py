@@ -17,7 +17,7 @@ from hf_diversed.evaluation.calibration import calibrate as run
 from hf_diversed.evaluation.certification import FixedSequence
 from hf_diversed.evaluation.results import remove_results
 from hf_diversed.formatting import percent
-from hf_diversed.generation.planning import DEFAULT_NUM_ASSISTANT_TOKENS
+from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.head import DiversedHead
 from hf_diversed.head.pulling import CONFIG
 from hf_diversed.hub import publication, read_records

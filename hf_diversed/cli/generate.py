@@ -12,7 +12,7 @@ from hf_diversed.cli.preparing import naming
 from hf_diversed.cli.rendering import pieces_text, source_legend, stats_line
 from hf_diversed.cli.terminal import console, notes, show_own_warnings_only
 from hf_diversed.formatting import PLAIN
-from hf_diversed.generation.hook import resolve_verifier
+from hf_diversed.generation.request import resolve_verifier
 from hf_diversed.head import load_head
 from hf_diversed.outputs import SpeculativeStats
 from hf_diversed.running.decode import Decoder

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_diversed import _compat
-from hf_diversed.blocks import Round
+from hf_diversed.blocks import DraftOutput, Round
 from hf_diversed.engines import static_round
 from hf_diversed.engines.buffers import SMALLEST_GAMMA, gamma_for, pad_rows, size_for
 from hf_diversed.engines.compiling import Compiler, Shape, cannot_be_traced, warn_once
@@ -28,19 +28,23 @@ MAX_LAYERS = 40
 
 
 @dataclass(eq=False)
-class StaticEngine(EagerEngine):
+class StaticEngine:
     """Runs both models with buffers of fixed size. A round is one compiled function if all of it can be traced.
 
     Attributes:
+        eager: runs the rounds that are not one function, over the same models.
+        target: the target model. draft: the draft model; None for prompt lookup.
         compiler: see `Compiler`. keep_scores: whether rounds return the models' scores.
         forwards_only: why only the models' forward passes are compiled; None if whole rounds are.
     """
 
+    eager: EagerEngine
+    target: StaticModel
+    draft: StaticModel | None
     compiler: Compiler
     keep_scores: bool
     forwards_only: str | None
 
-    target: StaticModel
     may_use_inference_mode: ClassVar[bool] = False  # compiled functions cannot write to inference tensors
 
     @staticmethod
@@ -72,43 +76,60 @@ class StaticEngine(EagerEngine):
         self._latest: tuple[Callable, Shape] | None = None  # the last function run, and its shape
 
     @property
-    def _draft(self) -> StaticModel:
-        assert isinstance(self.drafter, DiversedCandidateGenerator)
-        assert isinstance(self.drafter.model, StaticModel)
-        return self.drafter.model
+    def rows(self) -> RaggedRows:
+        return self.eager.rows
+
+    @property
+    def verifier(self) -> Verifier:
+        return self.eager.verifier
+
+    @property
+    def forwards(self) -> tuple[int, int]:
+        return self.eager.forwards
+
+    def prefill(self, chunk_size: int | None) -> None:
+        self.eager.prefill(chunk_size)
+
+    def rewind(self, draft: DraftOutput | None, accepted: list[int]) -> None:
+        self.eager.rewind(draft, accepted)
+
+    def keep(self, kept: torch.Tensor) -> None:
+        self.eager.keep(kept)
 
     def _collect_settings(self) -> CallSettings:
-        draft = self._draft
+        assert self.draft is not None
         return CallSettings(
             target=self.target.model,
-            draft=draft.model,
+            draft=self.draft.model,
             target_traits=self.target.traits,
-            draft_traits=draft.traits,
+            draft_traits=self.draft.traits,
             verifier=self.verifier,
-            processors=self.processor.processors,
+            processors=self.eager.processor.processors,
             vocab_size=_compat.vocab_size(self.target.model),
             eos_ids=self.rows.eos_ids_device,
-            keep_raw=self.keep_raw,
+            keep_raw=self.eager.keep_raw,
             keep_scores=self.keep_scores,
         )
 
     def round(self, gamma: int, verifier_state: VerifierState) -> Round:
         if self._settings is None or gamma == 0:
             return self._round_by_forwards(gamma, verifier_state)
-        assert isinstance(self.drafter, DiversedCandidateGenerator)
-        self.drafter.catch_up()
+        drafter, draft = self.eager.drafter, self.draft
+        assert isinstance(drafter, DiversedCandidateGenerator)
+        assert draft is not None
+        drafter.catch_up()
         rows, gamma = self.rows, self._fit_to_limits(gamma, verifier_state)
-        for model in (self.target, self._draft):
+        for model in (self.target, draft):
             model.make_room(max(rows.lengths.host) + gamma)
         inputs = self._prepare_inputs(self._settings, gamma, verifier_state)
         try:
-            round = self._run(self._settings, inputs, self._shape(gamma, verifier_state))
+            round = self._run(self._settings, draft, inputs, self._shape(gamma, verifier_state))
         except Exception as error:
             if not cannot_be_traced(error):
                 raise
             return self._continue_by_forwards(error, gamma, verifier_state)
         self.target.num_forwards += 1
-        self._draft.num_forwards += gamma
+        draft.num_forwards += gamma
         if self.compiler.replays or len(inputs.lengths) > len(rows.ids):
             round = map_tensors(lambda values: self._copy_if_replayed(values[: len(rows.ids)]), round)
         assert round.draft is not None
@@ -125,15 +146,15 @@ class StaticEngine(EagerEngine):
 
     def _round_by_forwards(self, gamma: int, verifier_state: VerifierState) -> Round:
         self.target.widths.add(gamma + 1)
-        return super().round(gamma, verifier_state)
+        return self.eager.round(gamma, verifier_state)
 
     def _copy_if_replayed(self, values: torch.Tensor) -> torch.Tensor:
         """Return a copy if the next replay would overwrite the values, else the values."""
         return values.clone() if self.compiler.replays else values
 
-    def _run(self, settings: CallSettings, inputs: RoundInputs, shape: Shape) -> Round:
+    def _run(self, settings: CallSettings, draft_model: StaticModel, inputs: RoundInputs, shape: Shape) -> Round:
         """Run the round as one compiled function, or as several."""
-        target, draft = self.target.buffers, self._draft.buffers
+        target, draft = self.target.buffers, draft_model.buffers
         if self.compiler.replays:
             torch.compiler.cudagraph_mark_step_begin()
         if _is_one_function(settings, inputs.gamma):
@@ -159,7 +180,7 @@ class StaticEngine(EagerEngine):
 
     @property
     def _sampling(self) -> tuple[bool, bool]:
-        return self.random_source is not None, self.rows.temperatures is None
+        return self.eager.random_source is not None, self.rows.temperatures is None
 
     def ready(self, gamma: int, verifier_state: VerifierState) -> bool:
         if self._settings is None:
@@ -173,9 +194,9 @@ class StaticEngine(EagerEngine):
 
     def _forwards_ready(self, gamma: int) -> bool:
         end = max(self.rows.lengths.host)
-        if isinstance(self.drafter, DiversedCandidateGenerator):  # else draft tokens are looked up
+        if self.draft is not None:
             steps = (end - 2, 2), (end + gamma - 2, 1)
-            if not all(self._draft.ready(start, width, keep=1) for start, width in steps):
+            if not all(self.draft.ready(start, width, keep=1) for start, width in steps):
                 return False
         return self.target.ready(end - 1, gamma + 1, keep=gamma + 1)
 
@@ -210,13 +231,13 @@ class StaticEngine(EagerEngine):
     def _draw_noise(self, gamma: int, vocab_size: int) -> tuple[list[torch.Tensor], RoundNoise]:
         """Draw the same random numbers as the eager engine, padded to `gamma` draft tokens."""
         rows = self.rows
-        if self.random_source is None:
+        if self.eager.random_source is None:
             return [], RoundNoise()
         scores = torch.empty(len(rows.ids), vocab_size, device=rows.ids.device)
         # The eager engine draws no random numbers beyond the limits of all rows.
         drafted = max(rows.draft_limit_on_host(gamma))
-        draft_noise = [self.random_source.draft_noise(scores) for _ in range(drafted)]
-        drawn = self.random_source.round_noise(scores[:, None].expand(-1, drafted + 1, -1))
+        draft_noise = [self.eager.random_source.draft_noise(scores) for _ in range(drafted)]
+        drawn = self.eager.random_source.round_noise(scores[:, None].expand(-1, drafted + 1, -1))
         assert drawn.noise is not None
         uniforms = drawn.noise.new_full((len(rows.ids), gamma), 0.5)
         if drawn.uniforms is not None:
@@ -234,8 +255,8 @@ class StaticEngine(EagerEngine):
 
     def close(self) -> None:
         self.target.close()
-        if isinstance(self.drafter, DiversedCandidateGenerator):
-            self._draft.close()
+        if self.draft is not None:
+            self.draft.close()
 
     def report(self) -> dict[str, Any]:
         engine = "static" if self.compiler.config is None else "compiled"

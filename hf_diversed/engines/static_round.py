@@ -13,7 +13,7 @@ from hf_diversed.blocks import DraftOutput, Round, TargetOutput, Verdict
 from hf_diversed.engines.buffers import Buffers
 from hf_diversed.engines.static_model import Traits, extend
 from hf_diversed.generation.decoding import verify
-from hf_diversed.generation.drafting import active_drafts, draw_drafts, to_vocabulary
+from hf_diversed.generation.drafting import Step, draw_drafts, join_steps, to_vocabulary
 from hf_diversed.generation.processing import run_in_order, run_pointwise
 from hf_diversed.sampling import RoundNoise
 from hf_diversed.verifiers.base import Verifier, VerifierState
@@ -77,9 +77,6 @@ def run_round(settings: CallSettings, target: Buffers, draft: Buffers, inputs: R
     return verify_block(settings, target, inputs, steps)
 
 
-Step = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]  # token, scores, raw logits, hidden
-
-
 def draft_block(
     step: Callable[..., Step], settings: CallSettings, buffers: Buffers, inputs: RoundInputs
 ) -> list[Step]:
@@ -89,7 +86,7 @@ def draft_block(
     for index in range(inputs.gamma):
         noise = inputs.draft_noise[index] if inputs.draft_noise else None
         steps.append(step(settings, buffers, feed, columns, noise, inputs.temperatures))
-        feed, columns = steps[-1][0][:, None], inputs.lengths[:, None] + index
+        feed, columns = steps[-1].tokens, inputs.lengths[:, None] + index
     return steps
 
 
@@ -106,7 +103,7 @@ def draft_step(
     raw = to_vocabulary(logits, settings.vocab_size)
     scores = settings.process(raw, temperatures)
     greedy = None if temperatures is None else temperatures == 0.0
-    return draw_drafts(scores[:, 0], noise, greedy), scores, raw, hidden
+    return Step(draw_drafts(scores[:, 0], noise, greedy)[:, None], scores, raw, hidden)
 
 
 def verify_block(settings: CallSettings, buffers: Buffers, inputs: RoundInputs, steps: list[Step]) -> Round:
@@ -115,18 +112,15 @@ def verify_block(settings: CallSettings, buffers: Buffers, inputs: RoundInputs, 
     Returns:
         The same as `run_round`.
     """
-    tokens, scores, raw, hidden = zip(*steps)
-    drafted = torch.stack(tokens, dim=1)
-    draft = DraftOutput(
-        scores=torch.cat(scores, dim=1),
-        hidden=torch.cat(hidden, dim=1) if settings.draft_traits.keep_hidden else None,
-        raw_logits=torch.cat(raw, dim=1) if settings.keep_raw else None,
-        tokens=drafted,
+    draft = join_steps(
+        steps,
+        inputs.draft_limit,
+        inputs.lengths,
+        settings.eos_ids,
         sampled=inputs.round_noise.noise is not None,
-        active=active_drafts(drafted, inputs.draft_limit, settings.eos_ids),
-        lengths=inputs.lengths,
+        keep_raw_logits=settings.keep_raw,
     )
-    block = torch.cat([inputs.tail[:, 1:], drafted], dim=1)
+    block = torch.cat([inputs.tail[:, 1:], draft.tokens], dim=1)
     columns = inputs.lengths[:, None] + torch.arange(-1, inputs.gamma, device=block.device)
     logits, hidden_states = extend(settings.target, settings.target_traits, buffers, block, columns, inputs.gamma + 1)
     target = TargetOutput(

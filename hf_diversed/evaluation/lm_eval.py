@@ -13,7 +13,7 @@ from typing import Any
 from transformers import AutoModelForCausalLM
 
 from hf_diversed.formatting import LOSSLESS, number, percent
-from hf_diversed.generation.hook import install_hook
+from hf_diversed.generation.patching import install_hook
 from hf_diversed.generation.recording import record_stats
 from hf_diversed.outputs import SpeculativeStats
 from hf_diversed.running.methods import Method, build_methods

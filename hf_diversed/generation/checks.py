@@ -9,16 +9,12 @@ from weakref import WeakKeyDictionary
 import torch
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
-from transformers import (
-    AutoTokenizer,
-    GenerationConfig,
-    LogitsProcessorList,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.generation.streamers import BaseStreamer
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_diversed import _compat
+from hf_diversed.blocks import DecodingContext
+from hf_diversed.generation.request import Request
+from hf_diversed.verifiers.base import Verifier
 
 
 logger = _compat.get_logger(__name__)
@@ -50,23 +46,18 @@ def check_models(
         check_tokenizers(model, draft, tokenizer, assistant_tokenizer)
 
 
-def check_call(
-    model: PreTrainedModel,
-    draft: PreTrainedModel | None,
-    batch_size: int,
-    config: GenerationConfig,
-    processors: LogitsProcessorList,
-    streamer: BaseStreamer | None,
-    records: bool,
-) -> None:
-    """Check the settings of a prepared call; models and inputs are checked separately. Raises ValueError.
+def check_request(request: Request) -> None:
+    """Raise ValueError or TypeError for models, inputs and settings of a call that are not supported.
 
-    Args:
-        records: whether token records are requested.
+    `check_verifier` checks what depends on the verifier.
     """
+    model, draft, config, batch_size = request.model, request.assistant_model, request.config, len(request.input_ids)
+    check_models(model, draft, request.tokenizer, request.assistant_tokenizer)
     check_config(config)
+    is_user_cache = _compat.is_user_cache(request.model_kwargs.get(_compat.CACHE_ARGUMENT))
+    check_inputs(model, request.input_ids, request.model_kwargs, is_user_cache)
     check_drafts(model, draft, config)
-    for processor in processors:
+    for processor in request.processors:
         for refused, reason in _compat.REFUSED_PROCESSORS.items():
             if isinstance(processor, refused):
                 raise ValueError(
@@ -75,11 +66,36 @@ def check_call(
     check_rows(model, "target", batch_size)
     if draft is not None:
         check_rows(draft, "draft", batch_size)
-    if streamer is not None and batch_size > 1:
+    if request.streamer is not None and batch_size > 1:
         raise ValueError(f"streamers require batch size 1, got {batch_size}, because rows have different lengths.")
-    if records and not config.return_dict_in_generate:
+    if request.output_token_records and not config.return_dict_in_generate:
         raise ValueError("output_token_records=True needs return_dict_in_generate=True to return them.")
+    if not isinstance(request.verifier, Verifier):
+        given = type(request.verifier).__name__
+        raise TypeError(f"verifier must be a Verifier, got {given}; see hf_diversed.VERIFIERS.")
     warn_of_no_effect(config, draft)
+
+
+def check_verifier(verifier: Verifier, context: DecodingContext) -> None:
+    """Raise ValueError if a verifier does not support a call."""
+    name = type(verifier).__name__
+    if verifier.greedy_only and context.temperature != 0.0:
+        raise ValueError(f"{name} is defined for greedy decoding only; pass do_sample=False.")
+    if verifier.needs_hidden_states not in (False, True, "target"):
+        raise ValueError(
+            f'{name}.needs_hidden_states must be False, True or "target", got {verifier.needs_hidden_states!r}.'
+        )
+    if context.draft is None and verifier.needs_hidden_states is True:
+        raise ValueError(
+            f"{name} needs hidden states of a draft model, which prompt lookup (prompt_lookup_num_tokens) "
+            'lacks; use a head with features="distribution", or an assistant_model.'
+        )
+    if context.draft is None and verifier.needs_draft_confidence:
+        raise ValueError(
+            f"{verifier!r} needs probabilities of a draft model, which prompt lookup (prompt_lookup_num_tokens) "
+            "lacks; use a verifier that needs only p and the draft token, or an assistant_model."
+        )
+    verifier.check(context)
 
 
 def check_architecture(model: PreTrainedModel, role: str) -> None:

@@ -1,10 +1,12 @@
 """Drafting: gamma steps of the draft model for a batch. Verification is in `decoding.py`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
+from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_diversed import _compat
 from hf_diversed.blocks import DraftOutput
@@ -21,15 +23,54 @@ def active_drafts(tokens: torch.Tensor, counts: torch.Tensor, eos_ids: torch.Ten
     return torch.arange(tokens.shape[1], device=tokens.device) < reach[:, None]
 
 
-class DiversedCandidateGenerator:
+class Step(NamedTuple):
+    """N draft tokens of every row, long `[B, N]`, with scores of q, raw logits and hidden states, `[B, N, V or D]`."""
+
+    tokens: torch.Tensor
+    scores: torch.Tensor
+    raw_logits: torch.Tensor
+    hidden: torch.Tensor | None
+
+
+def join_steps(
+    steps: Sequence[Step],
+    limit: torch.Tensor,
+    lengths: torch.Tensor,
+    eos_ids: torch.Tensor | None,
+    sampled: bool,
+    keep_raw_logits: bool,
+) -> DraftOutput:
+    """Return the draft block of a round.
+
+    Args:
+        limit: long `[B]`, maximum number of draft tokens per row.
+        lengths: long `[B]`, number of ids of each row before the block.
+        eos_ids: long `[E]`; None without EOS. sampled: whether the tokens were sampled from q, not its argmax.
+    """
+    tokens, scores, raw, hidden = zip(*steps)
+    joined = torch.cat(tokens, dim=1)
+    return DraftOutput(
+        scores=torch.cat(scores, dim=1),
+        hidden=None if steps[0].hidden is None else torch.cat(hidden, dim=1),
+        raw_logits=torch.cat(raw, dim=1) if keep_raw_logits else None,
+        tokens=joined,
+        sampled=sampled,
+        active=active_drafts(joined, limit, eos_ids),
+        lengths=lengths,
+    )
+
+
+class DiversedCandidateGenerator(CandidateGenerator):
     """Generates draft tokens for every row of a batch with a draft model and its own cache.
 
-    It does not depend on the verifier.
+    It does not depend on the verifier. The loop calls `propose` and `rewind`, which allow rows of different lengths;
+    `get_candidates` and `update_candidate_strategy` are the same for a single row, in upstream's interface.
 
     Args:
         assistant_model: the draft model.
         rows: ids of the batch; draft tokens are written after each row's length.
         processor: turns the draft model's logits into the scores of q.
+        gamma: draft tokens per round of `get_candidates`.
         vocab_size: V of the target. Ids that only the draft model has are cut before its softmax; ids that it lacks
             get probability 0.
         random_source: samples from q; None for its argmax.
@@ -42,6 +83,7 @@ class DiversedCandidateGenerator:
         assistant_model: PreTrainedModel,
         rows: RaggedRows,
         processor: BlockProcessor,
+        gamma: int,
         vocab_size: int,
         random_source: RandomSource | None,
         keep_raw_logits: bool,
@@ -51,6 +93,7 @@ class DiversedCandidateGenerator:
         self.model = runner(assistant_model, max_id=known_ids - 1 if known_ids < vocab_size else None)
         self.rows = rows
         self.processor = processor
+        self.gamma = gamma
         self.vocab_size = vocab_size
         self.random_source = random_source
         self.keep_raw_logits = keep_raw_logits
@@ -84,6 +127,28 @@ class DiversedCandidateGenerator:
             self.model(self.rows.last(self._behind)[:, :-2], starts, keep=1)
             self._behind = 2
 
+    def get_candidates(
+        self, input_ids: torch.LongTensor, *args, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Draft up to `gamma` tokens for a single row.
+
+        Args:
+            input_ids: long `[1, L]`, the row's ids. Other arguments of upstream are not used.
+
+        Returns:
+            long `[1, L + G]`, and the processed scores of q, float32 `[1, G, V]`; None without draft tokens.
+        """
+        draft, _ = self.propose(self.rows.draft_limit(self.gamma))
+        return (input_ids, None) if draft is None else (torch.cat([input_ids, draft.tokens], dim=1), draft.scores)
+
+    def update_candidate_strategy(self, input_ids: torch.LongTensor, scores: torch.Tensor, num_matches: int) -> None:
+        """Discard rejected draft tokens, of which `num_matches` were accepted, from the cache.
+
+        Args:
+            scores: `[1, G + 1, V]`, of the target; only their number is used.
+        """
+        self.rewind(fully_accepted=num_matches == scores.shape[1] - 1)
+
     def propose(self, counts: PerRow) -> tuple[DraftOutput | None, PerRow]:
         """Draft `max(counts)` tokens for every row and write them after the row's last token.
 
@@ -95,31 +160,28 @@ class DiversedCandidateGenerator:
             and the number of draft tokens per row, at most `counts`. The rest of the block is padding.
         """
         rows = self.rows
-        steps: list[tuple] = []
+        steps: list[Step] = []
         if max(counts.host):
             self.catch_up()
         for step in range(max(counts.host)):
-            feed = steps[-1][0][:, None] if steps else rows.last(self._behind)
+            feed = steps[-1].tokens if steps else rows.last(self._behind)
             steps.append(self._step(step, feed, counts))
-            if self._stops_early and bool(is_one_of(steps[-1][0], rows.eos_ids_device).all()):
+            if self._stops_early and bool(is_one_of(steps[-1].tokens, rows.eos_ids_device).all()):
                 break
         if not steps:
             self._behind += 1  # the token that this round emits
             return None, counts
-        tokens, scores, raw, hidden = zip(*steps)
-        drafted = torch.stack(tokens, dim=1)
-        draft = DraftOutput(
-            scores=torch.cat(scores, dim=1),
-            hidden=torch.cat(hidden, dim=1) if self.model.keep_hidden else None,
-            raw_logits=torch.cat(raw, dim=1) if self.keep_raw_logits else None,
-            tokens=drafted,
+        draft = join_steps(
+            steps,
+            counts.device,
+            rows.lengths.device,
+            rows.eos_ids_device,
             sampled=self.random_source is not None,
-            active=active_drafts(drafted, counts.device, rows.eos_ids_device),
-            lengths=rows.lengths.device,
+            keep_raw_logits=self.keep_raw_logits,
         )
         return draft, counts.at_most(len(steps))
 
-    def _step(self, step: int, feed: torch.Tensor, counts: PerRow):
+    def _step(self, step: int, feed: torch.Tensor, counts: PerRow) -> Step:
         """Draft one token per row from `feed`, ids `[B, 1 or 2]` that end `step` columns after the row's length."""
         rows = self.rows
         logits, hidden = self.model(feed, rows.lengths + (step - feed.shape[1]), keep=1)
@@ -129,7 +191,7 @@ class DiversedCandidateGenerator:
         noise = None if self.random_source is None else self.random_source.draft_noise(scores[:, 0])
         tokens = draw_drafts(scores[:, 0], noise, rows.greedy)
         rows.write(step, tokens)
-        return tokens, scores, raw, hidden
+        return Step(tokens[:, None], scores, raw, hidden)
 
 
 def draw_drafts(scores: torch.Tensor, noise: torch.Tensor | None, greedy: torch.Tensor | None) -> torch.Tensor:

@@ -6,52 +6,20 @@ Imports neither torch nor transformers, so that `import hf_diversed` is fast. Th
 
 import functools
 import inspect
-import os
 import sys
 import threading
-from dataclasses import dataclass, fields
+from dataclasses import fields
+from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
 from hf_diversed._after_import import unwatch, watch
-
-
-if TYPE_CHECKING:
-    import torch
-
-    from hf_diversed.head import DiversedHead
-    from hf_diversed.verifiers import Verifier
+from hf_diversed.generation.options import Options
 
 
 _UPSTREAM = "transformers.generation.utils"
 _HOOK = "_hf_diversed_hook"
 _LOCK = threading.Lock()
-_STOCK: list[inspect.Signature] = []  # of the original `generate`
-
-
-@dataclass
-class Options:
-    """Arguments that the hook adds to `generate`."""
-
-    diversed_head: "DiversedHead | str | os.PathLike | None" = None
-    verifier: "Verifier | str | None" = None
-    diversed_strictness: "float | list[float] | torch.Tensor | None" = None
-    diversed_max_bias: "float | list[float] | torch.Tensor | None" = None
-    diversed_bias_budget: "float | list[float] | torch.Tensor | None" = None
-    diversed_max_ratio: "float | list[float] | torch.Tensor | None" = None
-    diversed_max_drop: "float | list[float] | torch.Tensor | None" = None
-    diversed_temperature: "list[float] | torch.Tensor | None" = None
-    output_token_records: bool | None = None
-
-    @classmethod
-    def pop_from(cls, kwargs: dict) -> "Options":
-        return cls(**{item.name: kwargs.pop(item.name, None) for item in fields(cls)})
-
-    def names_verifier(self) -> bool:
-        return self.diversed_head is not None or self.verifier is not None
-
-    def given(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if value is not None}
+_STOCK: list[inspect.Signature] = []  # of upstream's `generate`, even if a wrapper with *args and **kwargs hides it
 
 
 def install_hook() -> None:
@@ -81,11 +49,6 @@ def uninstall_hook() -> None:
     unwatch(_UPSTREAM)
 
 
-def stock_signature() -> inspect.Signature:
-    """Return the signature of upstream's `generate`, even if a wrapper with *args and **kwargs hides it."""
-    return _STOCK[0]
-
-
 def _wrap(upstream: ModuleType) -> None:
     with _LOCK:
         original = upstream.GenerationMixin.generate
@@ -96,9 +59,8 @@ def _wrap(upstream: ModuleType) -> None:
 
         @functools.wraps(original)
         def generate(self, *args, **kwargs):
-            from hf_diversed.generation.hook import dispatch
-
-            return dispatch(original, self, args, kwargs)
+            hook = import_module("hf_diversed.generation.hook")  # imports torch, so only at the first call
+            return hook.dispatch(original, _STOCK[0], self, args, kwargs)
 
         generate.__signature__ = _extended_signature(original)  # type: ignore[attr-defined]
         setattr(generate, _HOOK, generate)  # a wrapper around this copies the attribute, but is not its value

@@ -1,10 +1,7 @@
-"""One `generate` call: its checks, and its verifier, draft lengths, rows, models with caches and engine."""
+"""One `generate` call: `plan` prepares its verifier, lengths, rows and engine, and `diversed_decoding` runs it."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
 from transformers import (
@@ -19,17 +16,15 @@ from transformers.generation.streamers import BaseStreamer
 from hf_diversed import _compat
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.engines.buffers import gamma_for, size_for
-from hf_diversed.engines.compiling import Compiler, how_to_compile, warn_once, why_untraceable
-from hf_diversed.engines.static import StaticEngine
-from hf_diversed.engines.static_model import StaticModel
 from hf_diversed.generation import checks
-from hf_diversed.generation.decoding import EagerEngine, run_rounds
-from hf_diversed.generation.drafting import DiversedCandidateGenerator
+from hf_diversed.generation.assembly import Parts, wanted_results
+from hf_diversed.generation.decoding import run_rounds
+from hf_diversed.generation.engine import Engine
 from hf_diversed.generation.experience import RoundTimes, Survival, recall
+from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.generation.processing import BlockProcessor, StopTracker
-from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
-from hf_diversed.generation.ragged_model import RaggedModel, find_rotary_limit
-from hf_diversed.generation.recording import Recorder, RoundStreamer
+from hf_diversed.generation.recording import Recorder
+from hf_diversed.generation.request import Request
 from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.generation.schedules import ADAPTIVE, MAX_GAMMA, AdaptiveSchedule, clock_for
 from hf_diversed.outputs import GenerateDiversedOutput
@@ -38,8 +33,6 @@ from hf_diversed.verifiers.base import Verifier
 
 
 logger = _compat.get_logger(__name__)
-DEFAULT_NUM_ASSISTANT_TOKENS = 5
-_UPSTREAM_NGRAM_SIZE = 2  # upstream's default for prompt lookup
 
 
 @torch.no_grad()
@@ -59,7 +52,6 @@ def diversed_decoding(
     random_source: RandomSource | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     assistant_tokenizer: PreTrainedTokenizerBase | None = None,
-    is_checked: bool = False,
     **model_kwargs,
 ) -> GenerateDiversedOutput | torch.Tensor:
     """Speculative decoding with any verifier, for batches whose rows accept different numbers of tokens.
@@ -83,7 +75,6 @@ def diversed_decoding(
         random_source: source of random numbers; None for torch's generator.
         tokenizer, assistant_tokenizer: of target and draft model, to check that they are equal. None for those in the
             folders or repositories of the models.
-        is_checked: whether the hook has checked models and inputs already.
 
     Returns:
         long `[B, S + T]`, or `GenerateDiversedOutput` with `return_dict_in_generate=True`.
@@ -98,235 +89,180 @@ def diversed_decoding(
         model.generate(**inputs, custom_generate=loop)
         ```
     """
-    if not is_checked:
-        checks.check_models(model, assistant_model, tokenizer, assistant_tokenizer)
-        is_user_cache = _compat.is_user_cache(model_kwargs.get(_compat.CACHE_ARGUMENT))
-        checks.check_inputs(model, input_ids, model_kwargs, is_user_cache)
-    settings = generation_config, logits_processor, streamer, output_token_records
-    checks.check_call(model, assistant_model, len(input_ids), *settings)
-    if not isinstance(verifier, Verifier):
-        raise TypeError(f"verifier must be a Verifier, got {type(verifier).__name__}; see hf_diversed.VERIFIERS.")
-    as_dict = generation_config.return_dict_in_generate
-    returned = {
-        "scores": generation_config.output_scores,
-        "logits": generation_config.output_logits,
-        "records": output_token_records,
-    }
-    wants = {name for name, wanted in returned.items() if wanted and as_dict}
-    prepared = model, assistant_model, verifier, input_ids, logits_processor, stopping_criteria, generation_config
-    options = num_assistant_tokens, wants, streamer, temperatures
-    call = Call(*prepared, *options, random_source, model_kwargs)
-    call.prepare()
-    recorder = Recorder(call.rows.prompt_length, streamer, wants, call.verifier.strictness_per_row())
+    request = Request(
+        model=model,
+        assistant_model=assistant_model,
+        verifier=verifier,
+        input_ids=input_ids,
+        processors=logits_processor,
+        criteria=stopping_criteria,
+        config=generation_config,
+        model_kwargs=model_kwargs,
+        num_assistant_tokens=num_assistant_tokens,
+        output_token_records=output_token_records,
+        streamer=streamer,
+        temperatures=temperatures,
+        random_source=random_source,
+        tokenizer=tokenizer,
+        assistant_tokenizer=assistant_tokenizer,
+    )
+    call = plan(request)
     # Inference tensors cannot be used in autograd, so this mode is entered only where no user code receives them.
-    uses_inference_mode = call.only_library_code and call.engine.may_use_inference_mode
-    with torch.inference_mode() if uses_inference_mode else nullcontext():
+    with torch.inference_mode() if call.uses_inference_mode else nullcontext():
         try:
             call.engine.prefill(generation_config.prefill_chunk_size)
-            run_rounds(call.engine, call.gamma, call.schedule, call.stops, recorder, call.may_compact)
+            run_rounds(call.engine, call.gamma, call.schedule, call.stops, call.recorder, call.may_compact)
         finally:
             call.engine.close()
-    return recorder.result(call.rows, call.engine.forwards, call.engine.report(), as_dict)
+    engine, as_dict = call.engine, generation_config.return_dict_in_generate
+    return call.recorder.result(engine.rows, engine.forwards, engine.report(), as_dict)
 
 
-@dataclass(eq=False)
-class Call:
-    """Arguments of one `generate` call, and the objects that its rounds use.
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What the rounds of a call use.
 
     Attributes:
-        assistant_model: the draft model; None for prompt lookup and early exit.
-        wants: see `Recorder`. The other arguments are those of `diversed_decoding`.
-        draft: the model that drafts; None for prompt lookup. verifier: adapted to this call.
-        max_length: the length of a row, prompt included, at which it ends.
-        gamma: draft tokens per round, at first if `schedule` chooses their number. max_gamma: its maximum.
+        engine: with rows, verifier, both models and their caches.
+        gamma: draft tokens per round, at first if `schedule` chooses their number.
+        schedule: None for a constant gamma.
         may_compact: whether finished rows may be dropped: no processor, criterion or result indexes rows.
-        only_library_code: whether no user code receives tensors of the loop.
+        uses_inference_mode: whether no user code receives tensors of the loop, and nothing is compiled.
     """
 
-    model: PreTrainedModel
-    assistant_model: PreTrainedModel | None
-    verifier: Verifier
-    input_ids: torch.Tensor
-    processors: LogitsProcessorList
-    criteria: StoppingCriteriaList
-    config: GenerationConfig
-    num_assistant_tokens: int | None
-    wants: set[str]
-    streamer: BaseStreamer | None
-    temperatures: list[float] | torch.Tensor | None
-    random_source: RandomSource | None
-    model_kwargs: dict
+    engine: Engine
+    gamma: int
+    schedule: AdaptiveSchedule | None
+    stops: StopTracker
+    recorder: Recorder
+    may_compact: bool
+    uses_inference_mode: bool
 
-    def prepare(self) -> None:
-        """Choose verifier and lengths, and build rows, engine and schedule. Raises ValueError."""
-        config, self.draft = self.config, self.assistant_model
-        configs = [config] if self.draft is None else [config, self.draft.generation_config]  # as in upstream
-        schedules = [_compat.config_entry(each, "num_assistant_tokens_schedule") for each in configs]
-        self.is_adaptive = ADAPTIVE in schedules
-        criteria = _compat.sort_criteria(self.criteria)
-        # A `MaxLengthCriteria` of the caller takes precedence; at least one token is generated.
-        length = min(criteria.max_lengths, default=config.max_length)
-        self.max_length = max(length, self.input_ids.shape[1] + 1)
-        gamma = draft_length(config, self.num_assistant_tokens, self.verifier, self.draft)
-        if config.assistant_early_exit is not None:
-            self.draft = _compat.first_layers(self.model, config.assistant_early_exit)
-        self.row_temperatures = row_temperatures(self.temperatures, config, self.input_ids)
-        self.verifier = self._verifier_for_call(gamma)
-        remaining = max(self.max_length - self.input_ids.shape[1] - 1, 1)
-        self.max_gamma = max(gamma, MAX_GAMMA) if self.is_adaptive else gamma
-        # Rounded, so that static rounds of few different lengths are compiled.
-        self.max_gamma = min(
-            self.max_gamma, gamma_for(remaining) if config.cache_implementation == "static" else remaining
-        )
-        self.gamma = min(gamma, self.max_gamma)
-        pad_id = _compat.pad_token_id(config)
-        self.rows = RaggedRows(
-            self.input_ids, self.max_length, self.max_gamma, criteria.eos_ids, pad_id, self.row_temperatures
-        )
-        self.processor, self.stops = BlockProcessor(self.processors), StopTracker(self.rows, criteria)
-        if not config.do_sample:
-            self.random_source = None
-        elif self.random_source is None:
-            self.random_source = RandomSource()
-        self.may_compact = not (self.processor.reads_prefix or self.stops.criteria or self.wants - {"records"})
-        models = [_compat.base_model(each) for each in (self.model, self.draft) if each is not None]
-        used = [*models, *self.verifier.components(), *self.processors, *self.criteria]
-        used += [each for each in (self.random_source, self.streamer) if each is not None]
-        self.only_library_code = all(map(_compat.is_library_code, used))
-        self.engine = self._engine()
-        self.schedule = self._schedule()
 
-    def _verifier_for_call(self, gamma: int) -> Verifier:
-        """Return the verifier adapted to this call. Raises ValueError if it does not support the call."""
-        verifier, name = self.verifier, type(self.verifier).__name__
-        if verifier.greedy_only and self.config.do_sample:
-            raise ValueError(f"{name} is defined for greedy decoding only; pass do_sample=False.")
-        if verifier.needs_hidden_states not in (False, True, "target"):
-            raise ValueError(
-                f'{name}.needs_hidden_states must be False, True or "target", got {verifier.needs_hidden_states!r}.'
-            )
-        if self.draft is None and verifier.needs_hidden_states is True:
-            raise ValueError(
-                f"{name} needs hidden states of a draft model, which prompt lookup (prompt_lookup_num_tokens) "
-                'lacks; use a head with features="distribution", or an assistant_model.'
-            )
-        if self.draft is None and verifier.needs_draft_confidence:
-            raise ValueError(
-                f"{verifier!r} needs probabilities of a draft model, which prompt lookup (prompt_lookup_num_tokens) "
-                "lacks; use a verifier that needs only p and the draft token, or an assistant_model."
-            )
-        context = self._context(gamma)
-        verifier = verifier.for_call(context)
-        verifier.check(context)
-        for remark in verifier.remarks(context):
-            logger.warning_once(remark)
-        return verifier
+def plan(request: Request) -> Plan:
+    """Check a call and prepare its rounds. Raises ValueError or TypeError before any forward pass."""
+    checks.check_request(request)
+    config, assistant = request.config, request.assistant_model
+    draft = assistant
+    if config.assistant_early_exit is not None:
+        draft = _compat.first_layers(request.model, config.assistant_early_exit)
+    criteria = _compat.sort_criteria(request.criteria)
+    # A `MaxLengthCriteria` of the caller takes precedence; at least one token is generated.
+    length = min(criteria.max_lengths, default=config.max_length)
+    max_length = max(length, request.input_ids.shape[1] + 1)
+    assert request.verifier is not None
+    gamma = draft_length(config, request.num_assistant_tokens, request.verifier, assistant)
+    is_adaptive = ADAPTIVE in _schedules(request)
+    temperatures = row_temperatures(request.temperatures, config, request.input_ids)
+    context = _context(request, draft, max_length, None if is_adaptive else gamma, temperatures)
+    verifier = _prepared_verifier(request.verifier, context)
+    gamma, max_gamma = _within_length(gamma, is_adaptive, max_length - request.input_ids.shape[1] - 1, config)
+    rows = RaggedRows(
+        request.input_ids, max_length, max_gamma, criteria.eos_ids, _compat.pad_token_id(config), temperatures
+    )
+    parts = Parts(
+        request=request,
+        draft=draft,
+        verifier=verifier,
+        rows=rows,
+        max_gamma=max_gamma,
+        processor=BlockProcessor(request.processors),
+        random_source=_random_source(request),
+    )
+    engine, stops, wants = parts.engine(), StopTracker(rows, criteria), wanted_results(request)
+    return Plan(
+        engine=engine,
+        gamma=gamma,
+        schedule=_schedule(request, engine, gamma, max_gamma) if is_adaptive else None,
+        stops=stops,
+        recorder=Recorder(rows.prompt_length, request.streamer, wants, verifier.strictness_per_row()),
+        may_compact=not (parts.processor.reads_prefix or stops.criteria or wants - {"records"}),
+        uses_inference_mode=parts.only_library_code() and engine.may_use_inference_mode,
+    )
 
-    def _context(self, gamma: int) -> DecodingContext:
-        model, draft, config, batch_size = self.model, self.draft, self.config, len(self.input_ids)
-        temperature, top_k, top_p = 0.0, 0, 1.0
-        if config.do_sample:
-            temperature = 1.0 if config.temperature is None else config.temperature
-            top_k, top_p = config.top_k or 0, 1.0 if config.top_p is None else config.top_p
-        return DecodingContext(
-            batch_size=batch_size,
-            num_prompts=batch_size // (config.num_return_sequences or 1),
-            vocab_size=_compat.vocab_size(model),
-            temperature=temperature if self.row_temperatures is None else None,
-            target_hidden_size=_compat.hidden_width(model),
-            draft_hidden_size=None if draft is None else _compat.hidden_width(draft),
-            target_name=_compat.model_name(model),
-            draft_name="" if draft is None else _compat.model_name(draft),
-            num_assistant_tokens=None if self.is_adaptive else gamma,
-            top_k=top_k,
-            top_p=top_p,
-            max_new_tokens=self.max_length - self.input_ids.shape[1],
-            processors=tuple(self.processors),
-            target=model,
-            draft=draft,
-        )
 
-    def _engine(self) -> EagerEngine:
-        """Return the static engine if it is requested and supports the call, else the eager one."""
-        config, model, rows = self.config, self.model, self.rows
-        mask, positions = self.model_kwargs.get("attention_mask"), self.model_kwargs.get("position_ids")
-        if positions is None or positions.ndim != 2:
-            known = torch.ones_like(self.input_ids) if mask is None else mask.long()
-            positions = (known.cumsum(-1) - 1).clamp_min(0)
-        positions = positions.expand(len(self.input_ids), -1)
-        streams_records = isinstance(self.streamer, RoundStreamer)
-        limit, reason, compiler = find_rotary_limit(model, positions, self.max_length), None, None
-        if config.cache_implementation == "static":
-            reason = StaticEngine.cannot_serve(model, self.draft, rows)
-            if limit is not None:
-                reason = "the target's rotary frequencies change at a length that the call can reach"
-            if reason is None:
-                compile_config = how_to_compile(config, model.device)
-                reason = None if compile_config is None else why_untraceable(model, self.draft)
-            if reason is None:
-                check_every_run = not self.only_library_code or streams_records
-                compiler = Compiler(compile_config, _compat.base_model(model), check_every_run)
-            else:
-                warn_once(model, f'cache_implementation="static" has no effect: {reason}.')
-        runner = partial(
-            RaggedModel if compiler is None else partial(StaticModel, compiler=compiler),
-            rows=rows,
-            prompt_mask=mask,
-            position_ids=positions,
-        )
-        hidden = self.verifier.needs_hidden_states
-        parts: dict[str, Any] = {
-            "rows": rows,
-            "target": runner(model, keep_hidden=bool(hidden)),
-            "drafter": self._drafter(partial(runner, keep_hidden=hidden not in (False, "target"))),
-            "processor": self.processor,
-            "verifier": self.verifier,
-            "random_source": self.random_source,
-            "keep_raw": "logits" in self.wants or self.verifier.needs_raw_logits,
-            "rotary_limit": limit,
-            "reason": reason or "",
-        }
-        if compiler is None:
-            return EagerEngine(**parts)
-        return StaticEngine(
-            **parts,
-            compiler=compiler,
-            keep_scores=bool(self.wants) or streams_records,
-            forwards_only=StaticEngine.why_forwards_only(self.verifier, self.processor, (model, self.draft)),
-        )
+def _random_source(request: Request) -> RandomSource | None:
+    """Return the source of random numbers; None for greedy decoding."""
+    if not request.config.do_sample:
+        return None
+    return RandomSource() if request.random_source is None else request.random_source
 
-    def _drafter(self, runner: Callable[..., RaggedModel]) -> DiversedCandidateGenerator | PromptLookupDrafter:
-        vocab_size, samples = _compat.vocab_size(self.model), self.random_source is not None
-        if self.draft is None:
-            mask = self.model_kwargs.get("attention_mask")
-            ngram_size = self.config.max_matching_ngram_size or _UPSTREAM_NGRAM_SIZE
-            return PromptLookupDrafter(
-                self.rows, self.processor, mask, vocab_size, self.max_gamma, ngram_size, samples
-            )
-        keep_raw = self.verifier.needs_raw_logits
-        return DiversedCandidateGenerator(
-            self.draft, self.rows, self.processor, vocab_size, self.random_source, keep_raw, runner
-        )
 
-    def _schedule(self) -> AdaptiveSchedule | None:
-        """Return the adaptive schedule, if requested; it reuses measurements of earlier calls with the same models."""
-        if not self.is_adaptive:
-            return None
-        target, config, assistant = _compat.base_model(self.model), self.config, self.assistant_model
-        # Without a draft model, the target may be a shallow copy for this call, which shares the model's modules.
-        pair = [target.get_input_embeddings()] * 2 if assistant is None else [target, _compat.base_model(assistant)]
-        sources = config.prompt_lookup_num_tokens, config.assistant_early_exit
-        running = str(self.rows.ids.device), torch.get_num_threads(), self.engine.report()["engine"], *sources
-        drawing = repr(self.verifier), config.temperature if config.do_sample else 0.0, *sources
-        return AdaptiveSchedule(
-            self.gamma,
-            self.max_gamma,
-            self.rows,
-            self.engine.ready,
-            times_for=lambda count: recall(*pair, RoundTimes, *running, size_for(count)),
-            survival=recall(*pair, Survival, *drawing),
-            clock=clock_for(self.rows.ids.device),
-        )
+def _schedules(request: Request) -> list[str | None]:
+    """Return the schedules named by the call and by the draft model, which upstream reads as well."""
+    configs = [request.config]
+    if request.assistant_model is not None:
+        configs.append(request.assistant_model.generation_config)
+    return [_compat.config_entry(each, "num_assistant_tokens_schedule") for each in configs]
+
+
+def _within_length(gamma: int, is_adaptive: bool, remaining: int, config: GenerationConfig) -> tuple[int, int]:
+    """Return gamma of the first rounds and its maximum, for rows that can still emit `remaining` + 1 tokens."""
+    remaining = max(remaining, 1)
+    if config.cache_implementation == "static":
+        remaining = gamma_for(remaining)  # rounded, so that static rounds of few different lengths are compiled
+    max_gamma = min(max(gamma, MAX_GAMMA) if is_adaptive else gamma, remaining)
+    return min(gamma, max_gamma), max_gamma
+
+
+def _context(
+    request: Request,
+    draft: PreTrainedModel | None,
+    max_length: int,
+    num_assistant_tokens: int | None,
+    temperatures: torch.Tensor | None,
+) -> DecodingContext:
+    config, batch_size = request.config, len(request.input_ids)
+    temperature, top_k, top_p = 0.0, 0, 1.0
+    if config.do_sample:
+        temperature = 1.0 if config.temperature is None else config.temperature
+        top_k, top_p = config.top_k or 0, 1.0 if config.top_p is None else config.top_p
+    return DecodingContext(
+        batch_size=batch_size,
+        num_prompts=batch_size // (config.num_return_sequences or 1),
+        vocab_size=_compat.vocab_size(request.model),
+        temperature=temperature if temperatures is None else None,
+        target_hidden_size=_compat.hidden_width(request.model),
+        draft_hidden_size=None if draft is None else _compat.hidden_width(draft),
+        target_name=_compat.model_name(request.model),
+        draft_name="" if draft is None else _compat.model_name(draft),
+        num_assistant_tokens=num_assistant_tokens,
+        top_k=top_k,
+        top_p=top_p,
+        max_new_tokens=max_length - request.input_ids.shape[1],
+        processors=tuple(request.processors),
+        target=request.model,
+        draft=draft,
+    )
+
+
+def _prepared_verifier(verifier: Verifier, context: DecodingContext) -> Verifier:
+    """Return the verifier adapted to this call. Raises ValueError if it does not support the call."""
+    verifier = verifier.for_call(context)
+    checks.check_verifier(verifier, context)
+    for remark in verifier.remarks(context):
+        logger.warning_once(remark)
+    return verifier
+
+
+def _schedule(request: Request, engine: Engine, gamma: int, max_gamma: int) -> AdaptiveSchedule:
+    """Return the adaptive schedule, which reuses measurements of earlier calls with the same models."""
+    target, config, assistant = _compat.base_model(request.model), request.config, request.assistant_model
+    # Without a draft model, the target may be a shallow copy for this call, which shares the model's modules.
+    pair = [target.get_input_embeddings()] * 2 if assistant is None else [target, _compat.base_model(assistant)]
+    sources = config.prompt_lookup_num_tokens, config.assistant_early_exit
+    device = engine.rows.ids.device
+    running = str(device), torch.get_num_threads(), engine.report()["engine"], *sources
+    drawing = repr(engine.verifier), config.temperature if config.do_sample else 0.0, *sources
+    return AdaptiveSchedule(
+        gamma,
+        max_gamma,
+        engine.rows,
+        engine.ready,
+        times_for=lambda count: recall(*pair, RoundTimes, *running, size_for(count)),
+        survival=recall(*pair, Survival, *drawing),
+        clock=clock_for(device),
+    )
 
 
 def row_temperatures(

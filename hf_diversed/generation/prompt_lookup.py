@@ -5,7 +5,7 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 
 from hf_diversed import _compat
 from hf_diversed.blocks import DraftOutput
-from hf_diversed.generation.drafting import active_drafts
+from hf_diversed.generation.drafting import Step, join_steps
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.rows import PerRow, RaggedRows
 
@@ -78,13 +78,13 @@ class PromptLookupDrafter:
         scores = torch.full((*tokens.shape, self.vocab_size), -torch.inf, device=tokens.device)
         scores.scatter_(-1, tokens[..., None], 0.0)
         own = self._before_bans(tokens, own)
-        draft = DraftOutput(
-            scores,
-            raw_logits=scores,
-            tokens=tokens,
+        draft = join_steps(
+            [Step(tokens, scores, scores, None)],
+            own.device,
+            rows.lengths.device,
+            rows.eos_ids_device,
             sampled=self.do_sample,
-            active=active_drafts(tokens, own.device, rows.eos_ids_device),
-            lengths=rows.lengths.device,
+            keep_raw_logits=True,
         )
         return draft, own
 

@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from hf_diversed.formatting import LOSSLESS, PLAIN, number, percent, with_bounds
-from hf_diversed.generation.planning import DEFAULT_NUM_ASSISTANT_TOKENS
+from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.head import LOOKED_UP, DiversedHeadConfig
 from hf_diversed.hub.markdown import code, one_line, render, text
 from hf_diversed.hub.metadata import SCRIPT_TAG, by_strictness, card_data, hub_id, hub_source, own_record, public_name

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from hf_diversed import _compat
-from hf_diversed.generation.hook import install_hook
+from hf_diversed.generation.patching import install_hook
 from hf_diversed.head import load_head
 from hf_diversed.head.pulling import HUB_ARGUMENTS
 

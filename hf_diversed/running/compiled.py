@@ -10,8 +10,9 @@ from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 from hf_diversed import _compat
 from hf_diversed.engines.buffers import SMALLEST_CAPACITY
 from hf_diversed.engines.compiling import how_to_compile
-from hf_diversed.generation.hook import install_hook, resolve_verifier
+from hf_diversed.generation.patching import install_hook
 from hf_diversed.generation.planning import draft_length
+from hf_diversed.generation.request import resolve_verifier
 from hf_diversed.head import DiversedHead
 from hf_diversed.outputs import CompileStats
 from hf_diversed.running.decode import seeded

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, StoppingCriteriaList
 
 from hf_diversed.formatting import duration
-from hf_diversed.generation.hook import install_hook
+from hf_diversed.generation.patching import install_hook
 from hf_diversed.generation.processing import stop_criterion
 from hf_diversed.outputs import GenerateDiversedOutput, SpeculativeStats, TokenRecords
 from hf_diversed.running.methods import Method

@@ -12,7 +12,7 @@ import torch
 from transformers import CompileConfig, PreTrainedModel
 
 from hf_diversed.formatting import COMPILED, LOSSLESS, PLAIN, did_you_mean
-from hf_diversed.generation.planning import DEFAULT_NUM_ASSISTANT_TOKENS
+from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.head import DiversedHead, load_head
 from hf_diversed.provenance import module_digest
 from hf_diversed.verifiers import (

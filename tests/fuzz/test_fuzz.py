@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hf_diversed import FLyVerifier, SpeculativeStats, diversed_decoding
 from hf_diversed._compat import WARPERS
-from hf_diversed.generation.planning import Call
+from hf_diversed.generation import planning
 from hf_diversed.generation.rows import RaggedRows
 from tests.engines.modes import STATIC
 from tests.fuzz.strategies import Case, cases, pair
@@ -33,18 +33,18 @@ class LoopRecorder(Recorder):
     def __init__(self, monkeypatch):
         super().__init__()
         self.processors: list = []
-        keep, prepare = RaggedRows.keep, Call.prepare
+        keep, plan = RaggedRows.keep, planning.plan
 
         def listening_keep(rows, kept):
             self.events.append(("kept", kept))
             return keep(rows, kept)
 
-        def listening_prepare(call):
-            self.processors = list(call.processors)
-            return prepare(call)
+        def listening_plan(request):
+            self.processors = list(request.processors)
+            return plan(request)
 
         monkeypatch.setattr(RaggedRows, "keep", listening_keep)
-        monkeypatch.setattr(Call, "prepare", listening_prepare)
+        monkeypatch.setattr(planning, "plan", listening_plan)
 
 
 @pytest.mark.parametrize("piece", range(PIECES))

@@ -8,7 +8,7 @@ import torch
 from transformers import GenerationConfig, GenerationMixin
 
 import hf_diversed
-from hf_diversed.generation.hook import HEAD_SETTINGS
+from hf_diversed.generation.options import HEAD_SETTINGS
 from tests.tiny import PAD, SAMPLED, ragged_batch
 
 

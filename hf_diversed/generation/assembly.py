@@ -1,0 +1,146 @@
+"""Builds the engine of a call from its verifier, rows and models."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_diversed import _compat
+from hf_diversed.engines.compiling import Compiler, how_to_compile, warn_once, why_untraceable
+from hf_diversed.engines.static import StaticEngine
+from hf_diversed.engines.static_model import StaticModel
+from hf_diversed.generation.decoding import EagerEngine
+from hf_diversed.generation.drafting import DiversedCandidateGenerator
+from hf_diversed.generation.engine import Engine
+from hf_diversed.generation.processing import BlockProcessor
+from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
+from hf_diversed.generation.ragged_model import RaggedModel, find_rotary_limit
+from hf_diversed.generation.recording import RoundStreamer
+from hf_diversed.generation.request import Request
+from hf_diversed.generation.rows import RaggedRows
+from hf_diversed.sampling import RandomSource
+from hf_diversed.verifiers.base import Verifier
+
+
+_UPSTREAM_NGRAM_SIZE = 2  # upstream's default for prompt lookup
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Parts of a call that its engine is built from.
+
+    Attributes:
+        draft: the model that drafts; None for prompt lookup. verifier: adapted to this call.
+        max_gamma: maximum number of draft tokens per round. random_source: None for greedy decoding.
+    """
+
+    request: Request
+    draft: PreTrainedModel | None
+    verifier: Verifier
+    rows: RaggedRows
+    max_gamma: int
+    processor: BlockProcessor
+    random_source: RandomSource | None
+
+    def only_library_code(self) -> bool:
+        """Whether no user code receives tensors of the loop."""
+        request = self.request
+        models = [_compat.base_model(each) for each in (request.model, self.draft) if each is not None]
+        used = [*models, *self.verifier.components(), *request.processors, *request.criteria]
+        used += [each for each in (self.random_source, request.streamer) if each is not None]
+        return all(map(_compat.is_library_code, used))
+
+    def engine(self) -> Engine:
+        """Return the static engine if it is requested and supports the call, else the eager one."""
+        request, model = self.request, self.request.model
+        mask, positions = request.model_kwargs.get("attention_mask"), self._positions()
+        streams_records = isinstance(request.streamer, RoundStreamer)
+        limit, reason, compiler = find_rotary_limit(model, positions, self.rows.max_length), None, None
+        if request.config.cache_implementation == "static":
+            reason = StaticEngine.cannot_serve(model, self.draft, self.rows)
+            if limit is not None:
+                reason = "the target's rotary frequencies change at a length that the call can reach"
+            if reason is None:
+                compile_config = how_to_compile(request.config, model.device)
+                reason = None if compile_config is None else why_untraceable(model, self.draft)
+            if reason is None:
+                check_every_run = not self.only_library_code() or streams_records
+                compiler = Compiler(compile_config, _compat.base_model(model), check_every_run)
+            else:
+                warn_once(model, f'cache_implementation="static" has no effect: {reason}.')
+        runner: Callable[..., Any] = partial(
+            RaggedModel if compiler is None else partial(StaticModel, compiler=compiler),
+            rows=self.rows,
+            prompt_mask=mask,
+            position_ids=positions,
+        )
+        hidden, wants = self.verifier.needs_hidden_states, wanted_results(request)
+        target = runner(model, keep_hidden=bool(hidden))
+        drafter = self._drafter(partial(runner, keep_hidden=hidden not in (False, "target")))
+        eager = EagerEngine(
+            rows=self.rows,
+            target=target,
+            drafter=drafter,
+            processor=self.processor,
+            verifier=self.verifier,
+            random_source=self.random_source,
+            keep_raw="logits" in wants or self.verifier.needs_raw_logits,
+            rotary_limit=limit,
+            reason=reason or "",
+        )
+        if compiler is None:
+            return eager
+        return StaticEngine(
+            eager,
+            target=target,
+            draft=drafter.model if isinstance(drafter, DiversedCandidateGenerator) else None,  # type: ignore[arg-type]
+            compiler=compiler,
+            keep_scores=bool(wants) or streams_records,
+            forwards_only=StaticEngine.why_forwards_only(self.verifier, self.processor, (model, self.draft)),
+        )
+
+    def _positions(self) -> torch.Tensor:
+        """Return the positions of the prompts, long `[B, S]`."""
+        input_ids, positions = self.request.input_ids, self.request.model_kwargs.get("position_ids")
+        if positions is None or positions.ndim != 2:
+            mask = self.request.model_kwargs.get("attention_mask")
+            known = torch.ones_like(input_ids) if mask is None else mask.long()
+            positions = (known.cumsum(-1) - 1).clamp_min(0)
+        return positions.expand(len(input_ids), -1)
+
+    def _drafter(self, runner: Callable[..., RaggedModel]) -> DiversedCandidateGenerator | PromptLookupDrafter:
+        vocab_size, config = _compat.vocab_size(self.request.model), self.request.config
+        if self.draft is None:
+            return PromptLookupDrafter(
+                self.rows,
+                self.processor,
+                self.request.model_kwargs.get("attention_mask"),
+                vocab_size,
+                num_tokens=self.max_gamma,
+                max_ngram_size=config.max_matching_ngram_size or _UPSTREAM_NGRAM_SIZE,
+                do_sample=self.random_source is not None,
+            )
+        return DiversedCandidateGenerator(
+            self.draft,
+            self.rows,
+            self.processor,
+            self.max_gamma,
+            vocab_size,
+            self.random_source,
+            keep_raw_logits=self.verifier.needs_raw_logits,
+            runner=runner,
+        )
+
+
+def wanted_results(request: Request) -> set[str]:
+    """Return which results are requested besides the sequences; see `Recorder`."""
+    config = request.config
+    wanted = {
+        "scores": config.output_scores,
+        "logits": config.output_logits,
+        "records": request.output_token_records,
+    }
+    return {name for name, value in wanted.items() if value and config.return_dict_in_generate}

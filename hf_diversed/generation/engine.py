@@ -1,0 +1,54 @@
+"""What the decoding loop needs from an engine, which runs both models over their caches."""
+
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from hf_diversed.blocks import DraftOutput, Round
+from hf_diversed.generation.rows import RaggedRows
+from hf_diversed.verifiers.base import Verifier, VerifierState
+
+
+class Engine(Protocol):
+    """Drafts, scores and verifies blocks of draft tokens for a batch of rows.
+
+    Attributes:
+        may_use_inference_mode: whether rounds may run under `torch.inference_mode`.
+    """
+
+    may_use_inference_mode: ClassVar[bool]
+
+    @property
+    def rows(self) -> RaggedRows:
+        """The batch; draft tokens are written behind each row's length."""
+
+    @property
+    def verifier(self) -> Verifier: ...
+
+    @property
+    def forwards(self) -> tuple[int, int]:
+        """Number of forward passes so far, of the target model and of the draft model."""
+
+    def prefill(self, chunk_size: int | None) -> None:
+        """Fill both caches with all tokens of the prompts but the last, which are inputs of the first round."""
+
+    def round(self, gamma: int, verifier_state: VerifierState) -> Round:
+        """Draft up to `gamma` tokens per row, score them in one target forward, and verify them."""
+
+    def ready(self, gamma: int, verifier_state: VerifierState) -> bool:
+        """Whether a round of this length can start without compiling anything first."""
+
+    def rewind(self, draft: DraftOutput | None, accepted: list[int]) -> None:
+        """Discard rejected draft tokens from the caches. `accepted`: number of accepted draft tokens per row."""
+
+    def should_compact(self, running: int) -> bool:
+        """Whether to continue with only the `running` rows, which copies their caches."""
+
+    def keep(self, kept: torch.Tensor) -> None:
+        """Continue with only these rows (long, ascending) of the batch."""
+
+    def close(self) -> None:
+        """Return borrowed memory, also after an error."""
+
+    def report(self) -> dict[str, Any]:
+        """Return how the rounds were run, as fields of `SpeculativeStats`."""

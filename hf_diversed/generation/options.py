@@ -1,0 +1,54 @@
+"""The arguments that the library adds to `generate`. Imports neither torch nor transformers."""
+
+import os
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+
+if TYPE_CHECKING:
+    import torch
+
+    from hf_diversed.head import DiversedHead
+    from hf_diversed.verifiers import Verifier
+
+
+DEFAULT_NUM_ASSISTANT_TOKENS = 5
+
+# Settings of a head, and their argument names in `generate`, `attach` and generation configs.
+HEAD_SETTINGS = {
+    "strictness": "diversed_strictness",
+    "max_bias": "diversed_max_bias",
+    "bias_budget": "diversed_bias_budget",
+    "max_ratio": "diversed_max_ratio",
+    "max_drop": "diversed_max_drop",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Arguments that the hook adds to `generate`; None if not given."""
+
+    diversed_head: "DiversedHead | str | os.PathLike | None" = None
+    verifier: "Verifier | str | None" = None
+    diversed_strictness: "float | list[float] | torch.Tensor | None" = None
+    diversed_max_bias: "float | list[float] | torch.Tensor | None" = None
+    diversed_bias_budget: "float | list[float] | torch.Tensor | None" = None
+    diversed_max_ratio: "float | list[float] | torch.Tensor | None" = None
+    diversed_max_drop: "float | list[float] | torch.Tensor | None" = None
+    diversed_temperature: "list[float] | torch.Tensor | None" = None
+    output_token_records: bool | None = None
+
+    @classmethod
+    def pop_from(cls, kwargs: dict) -> "Options":
+        return cls(**{item.name: kwargs.pop(item.name, None) for item in fields(cls)})
+
+    def names_verifier(self) -> bool:
+        return self.diversed_head is not None or self.verifier is not None
+
+    def given(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def head_settings(self) -> dict[str, Any]:
+        """Return the given settings of a head, by their names in `DiversedVerifier`."""
+        given = self.given()
+        return {setting: given[name] for setting, name in HEAD_SETTINGS.items() if name in given}

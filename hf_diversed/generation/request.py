@@ -1,0 +1,181 @@
+"""What a `generate` call asks for, after the precedence of its sources has been resolved."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+)
+from transformers.generation.streamers import BaseStreamer
+
+from hf_diversed import _compat
+from hf_diversed.generation.options import HEAD_SETTINGS, Options
+from hf_diversed.head import DiversedHead, load_head
+from hf_diversed.sampling import RandomSource
+from hf_diversed.verifiers import CertifiedVerifier, DiversedVerifier, Verifier, build_verifier
+
+
+# Sources of draft tokens other than a draft model.
+DRAFT_MODES = ("prompt_lookup_num_tokens", "assistant_early_exit")
+# These two settings are mutually exclusive.
+_EXCLUSIVE = {"strictness", "max_drop"}
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One call that `generate` has prepared: processors, criteria and configuration are final.
+
+    The attributes are the arguments of `diversed_decoding`.
+    """
+
+    model: PreTrainedModel
+    assistant_model: PreTrainedModel | None
+    verifier: Verifier | None
+    input_ids: torch.Tensor
+    processors: LogitsProcessorList
+    criteria: StoppingCriteriaList
+    config: GenerationConfig
+    model_kwargs: dict[str, Any]
+    num_assistant_tokens: int | None
+    output_token_records: bool
+    streamer: BaseStreamer | None
+    temperatures: list[float] | torch.Tensor | None
+    random_source: RandomSource | None
+    tokenizer: PreTrainedTokenizerBase | None
+    assistant_tokenizer: PreTrainedTokenizerBase | None
+
+
+@dataclass(frozen=True, eq=False)
+class Attached:
+    """Draft model and options attached to a model, see `attach`."""
+
+    assistant_model: PreTrainedModel
+    options: Options
+    num_assistant_tokens: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class Arguments:
+    """Arguments of one `generate` call before upstream prepares it, and the sources of its settings.
+
+    Precedence: keyword argument, generation config of the call, attachment, generation config of the model.
+
+    Attributes:
+        named: arguments of upstream's signature. extra: all others.
+    """
+
+    model: PreTrainedModel
+    named: dict[str, Any]
+    extra: dict[str, Any]
+    attached: Attached | None
+
+    def of_call(self, name: str):
+        """Return a setting from the keywords of the call or its generation config; None if neither has it.
+
+        As in upstream, a keyword of None overrides all configurations.
+        """
+        if name in self.extra:
+            return self.extra[name]
+        return _compat.config_entry(self.named.get("generation_config"), name)
+
+    def setting(self, name: str):
+        """Return `of_call`, with the generation config of the model as fallback."""
+        if name in self.extra:
+            return self.extra[name]
+        return _first(self.of_call(name), _compat.config_entry(self.model.generation_config, name))
+
+    def drafting(self) -> tuple[PreTrainedModel | None, int | None]:
+        """Return the draft model, None for prompt lookup and early exit, and the draft length, None if unset.
+
+        The attachment supplies them unless the call itself selects prompt lookup or early exit.
+        """
+        draft, length = self.named.get("assistant_model"), self.of_call("num_assistant_tokens")
+        if self.attached is not None and all(self.of_call(mode) is None for mode in DRAFT_MODES):
+            draft = _first(draft, self.attached.assistant_model)
+            length = _first(length, self.attached.num_assistant_tokens)
+        if draft is None and all(self.setting(mode) is None for mode in DRAFT_MODES):
+            raise ValueError(
+                "diversed_head= and verifier= need draft tokens to verify: pass assistant_model= as well (or "
+                "prompt_lookup_num_tokens= or assistant_early_exit=)."
+            )
+        return draft, _first(length, self.setting("num_assistant_tokens"))
+
+    def verifier(self, options: Options) -> Verifier | None:
+        """Return the verifier of the call, or the attached one. Settings from configs apply to heads only."""
+        attached = Options() if self.attached is None else self.attached.options
+        chosen = options if options.names_verifier() else attached
+        sources: list[Callable[[str], Any]] = [lambda name: getattr(options, name)]
+        if chosen.diversed_head is not None:
+            beside = attached if chosen is attached else Options()
+            sources += [self.of_call, lambda name: getattr(beside, name), self.setting]
+        return resolve_verifier(chosen.diversed_head, chosen.verifier, self.model.device, **_first_settings(sources))
+
+
+def _first_settings(sources: list[Callable[[str], Any]]) -> dict[str, Any]:
+    """Return each setting of a head from the first source that has it."""
+    settings: dict[str, Any] = {}
+    for source in sources:
+        taken = {*settings, *(_EXCLUSIVE if settings.keys() & _EXCLUSIVE else ())}
+        found = {setting: source(argument) for setting, argument in HEAD_SETTINGS.items() if setting not in taken}
+        settings |= {setting: value for setting, value in found.items() if value is not None}
+    return settings
+
+
+def _first(*values):
+    """Return the first value that is not None."""
+    return next((value for value in values if value is not None), None)
+
+
+def resolve_verifier(
+    diversed_head: "DiversedHead | str | os.PathLike | None",
+    verifier: Verifier | str | None,
+    device: torch.device | None = None,
+    **settings: float | list[float] | torch.Tensor | None,
+) -> Verifier | None:
+    """Build the requested verifier.
+
+    Args:
+        diversed_head: head, or its folder or Hub id. verifier: verifier, or its name; exclusive with `diversed_head`.
+        device: of the head, where it is loaded by name.
+        settings: arguments of `DiversedVerifier`, None for its defaults; or `max_drop`, for a `CertifiedVerifier`.
+
+    Raises:
+        ValueError: for conflicting arguments, unknown names, and settings without a head.
+    """
+    if diversed_head is not None and verifier is not None:
+        raise ValueError("diversed_head= and verifier= are mutually exclusive; pass only one of them.")
+    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    if diversed_head is not None:
+        if isinstance(diversed_head, (str, os.PathLike)):
+            diversed_head = load_head(os.fspath(diversed_head), device)
+        check_settings(given)
+        return (
+            CertifiedVerifier(diversed_head, **given)
+            if "max_drop" in given
+            else DiversedVerifier(diversed_head, **given)
+        )
+    if given:
+        raise ValueError(
+            f"{' and '.join(HEAD_SETTINGS[name] for name in given)} can only be used with a head: pass "
+            f"diversed_head=, or build DiversedVerifier(head, {next(iter(given))}=...) yourself."
+        )
+    if isinstance(verifier, str):
+        return build_verifier(verifier)
+    return verifier
+
+
+def check_settings(settings: dict[str, Any]) -> None:
+    """Raise ValueError if `max_drop` is combined with another setting."""
+    others = [HEAD_SETTINGS[name] for name in settings if name != "max_drop"]
+    if "max_drop" in settings and others:
+        raise ValueError(
+            f"diversed_max_drop sets the certified strictness and cannot be combined with {' and '.join(others)}; "
+            "pass only one of them."
+        )
