@@ -1,19 +1,16 @@
-"""Measure quality and speed of SmolLM2-135M-Instruct with trained drafts and with prompt lookup.
+"""Measure quality and speed of SmolLM2-135M-Instruct with prompt lookup or a draft model.
 
     python benchmarks/real.py --output build/real                                      # `make real`: minutes
-    python benchmarks/real.py --output build/study --data scitldr=FILE,rewrite=FILE,gsm8k=FILE --draft-steps 3000 \\
-        --head-steps 160 --num-examples 200 --timed-prompts 24 --repeats 5 --report results/real/study.json
+    python benchmarks/real.py --output build/study --data scitldr=FILE,rewrite=FILE --head-steps 160 \\
+        --num-examples 200 --timed-prompts 24 --repeats 5 --report results/real/study.json
 
 Finished parts are kept in the output folder, so an interrupted run continues there:
 
-1. With `--draft-steps`, a draft: `make-draft` with `--layers` and `--vocabulary` (token counts from the target's own
-   samples), then `tune-draft --all-weights` on the first task of `--data`. `--draft` selects an existing draft
-   instead.
-2. Quality and acceptance in two regimes: with the draft, if there is one, and with prompt lookup on tasks that copy
-   the prompt (`scitldr`, and `rewrite`: correct the spelling of a text). Measured with `hf_diversed.evaluation`,
-   eager, batch size 8; bounds are clustered by prompt.
-3. With `--head-steps`, two heads for each regime, a mixture head and a token-aware head, trained on its first task.
-4. Speed: the methods in turns on the same prompts, eager and compiled, at batch sizes 1 and 8. Reports ms per round
+1. Quality and acceptance in two regimes: with the draft model of `--draft`, if it is given, and with prompt lookup on
+   tasks that copy the prompt (`scitldr`, and `rewrite`: correct the spelling of a text). Measured with
+   `hf_diversed.evaluation`, eager, batch size 8; bounds are clustered by prompt.
+2. With `--head-steps`, two heads for each regime, a mixture head and a token-aware head, trained on its first task.
+3. Speed: the methods in turns on the same prompts, eager and compiled, at batch sizes 1 and 8. Reports ms per round
    (prefill spread over the rounds), tokens per second of wall time and of CPU time, and peak memory (on a CPU, of the
    process since its start). Compile time is reported separately. Wall time varies on a shared machine; CPU time is
    comparable within a run.
@@ -43,11 +40,10 @@ from hf_diversed.running.compiled import default_compile_config
 from hf_diversed.running.decode import Decoder
 from hf_diversed.running.files import write_json
 from hf_diversed.running.methods import DIVERSED, Method, MethodName, build_methods
-from hf_diversed.running.pair import Pair, load_model, load_tokenizer
+from hf_diversed.running.pair import Pair
 from hf_diversed.running.prompts import encode
 from hf_diversed.running.sampling import Sampling
 from hf_diversed.tasks import PromptedTask, Task, get_task, load_records
-from hf_diversed.training.draft_making import count_ids, frequent_ids, make_draft, save_draft
 from hf_diversed.zoo import packaged
 
 
@@ -56,7 +52,6 @@ COMPILED = ("target", "lossless", "lenience:0.3")
 REGIMES = ("draft", LOOKUP)
 COPYING = ("scitldr", "rewrite")  # tasks for prompt lookup
 HEADS = {"mixture": (), "token-aware": ("--token-features", "true")}
-SAMPLES, MADE, TUNED = "samples", "made-draft", "tuned-draft"
 
 
 def main() -> None:
@@ -65,79 +60,20 @@ def main() -> None:
     logging.disable_progress_bar()
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
-    if (arguments.draft_steps or arguments.head_steps) and not arguments.data:
-        raise ValueError("--draft-steps and --head-steps need --data, for example --data scitldr=FILE.")
+    if arguments.head_steps and not arguments.data:
+        raise ValueError("--head-steps needs --data, for example --data scitldr=FILE.")
     if unknown := sorted({*arguments.regimes} - {*REGIMES}):
         raise ValueError(f"--regimes must be of {', '.join(REGIMES)}, got {', '.join(unknown)}.")
     arguments.output.mkdir(parents=True, exist_ok=True)
-    draft = arguments.draft
-    if draft is None and arguments.draft_steps:
-        draft = trained_draft(arguments)
-    records = [record for regime in regimes(draft, arguments) for record in study(*regime, arguments)]
+    records = [record for regime in regimes(arguments.draft, arguments) for record in study(*regime, arguments)]
     settings = {name: value for name, value in vars(arguments).items() if name not in ("output", "report", "data")}
     settings["data"] = {task: Path(path).name for task, path in arguments.data.items()}
     report = {"settings": settings, "records": records, "provenance": provenance(arguments.seed, "cpu")}
-    if arguments.draft is None and arguments.draft_steps:
-        report["draft"] = history(arguments.output)
     write_json(arguments.report or arguments.output / "real.json", report)
     _show(records)
 
 
 # Training
-
-
-def trained_draft(arguments: argparse.Namespace) -> str:
-    """Make and tune a draft model, or resume an unfinished run; return its folder."""
-    folder, made = arguments.output / TUNED, arguments.output / MADE
-    target = packaged.resolve(arguments.target)
-    if not (made / "provenance.json").exists():
-        tokenizer, model = load_tokenizer(target), load_model(target, "cpu")
-        layers = list(range(arguments.layers))
-        kept = frequent_ids(_counts(target, arguments), arguments.vocabulary, model, tokenizer)
-        record = {"target": arguments.target, "layers": layers, "vocabulary": len(kept)}
-        save_draft(make_draft(model, layers, kept), tokenizer, made, record)
-    call("tune-draft", [*_tuning(target, str(made), arguments), "--output-dir", str(folder), "--resume", "true"])
-    return str(folder)
-
-
-def history(folder: Path) -> dict[str, Any]:
-    """Return the draft model's parts, and the held-out acceptance logged during its tuning."""
-    made = json.loads((folder / MADE / "provenance.json").read_text())
-    logs = json.loads((folder / TUNED / "trainer_state.json").read_text())["log_history"]
-    held_out = [
-        {"step": log["step"], "acceptance": log["eval_acceptance"]} for log in logs if "eval_acceptance" in log
-    ]
-    return {"layers": made["layers"], "vocabulary": made["vocabulary"], "held_out": held_out}
-
-
-def _counts(target: str, arguments: argparse.Namespace):
-    """Return the token counts of the target's own completions, which one tuning step samples into a file."""
-    folder = arguments.output / SAMPLES
-    steps = ["--max-steps", "1", "--lora-r", "1", "--all-weights", "false", "--save-strategy", "no"]
-    steps += ["--keep-target-states", "false", "--eval-strategy", "no", "--num-eval-examples", "0"]
-    if not (folder / "trainer_state.json").exists():
-        call("tune-draft", [*_tuning(target, target, arguments), *steps, "--output-dir", str(folder)])
-    samples = folder / "target_samples.jsonl"
-    tuned = arguments.output / TUNED
-    tuned.mkdir(exist_ok=True)
-    (tuned / samples.name).write_bytes(samples.read_bytes())  # so that tuning does not sample them again
-    return count_ids(samples, load_tokenizer(target))
-
-
-def _tuning(target: str, draft: str, arguments: argparse.Namespace) -> list[str]:
-    steps = str(max(1, arguments.draft_steps // 10))
-    held_out = max(1, arguments.draft_examples // 10)
-    return [
-        *("--target", target, "--draft", draft, "--all-weights", "true"),
-        *_training_data(next(iter(arguments.data)), arguments),
-        *("--max-steps", str(arguments.draft_steps), "--num-examples", str(arguments.draft_examples)),
-        *("--num-eval-examples", str(held_out), "--eval-strategy", "steps", "--eval-steps", steps),
-        *("--save-steps", steps, "--save-total-limit", "2", "--logging-steps", steps, "--learning-rate", "5e-4"),
-        *("--max-completion-length", str(arguments.max_new_tokens), "--generation-batch-size", "16"),
-        *("--num-samples-per-prompt", str(arguments.draft_samples), "--keep-target-states", "true"),
-        *("--temperature", str(arguments.temperature), "--seed", str(arguments.seed)),
-        *("--use-cpu", "true", "--report-to", "none"),
-    ]
 
 
 def trained_head(name: str, draft: str, task: str, folder: Path, arguments: argparse.Namespace) -> None:
@@ -365,14 +301,9 @@ def _arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--output", type=Path, required=True, help="Folder for finished parts, which are not repeated.")
     add("--target", default="smollm2", help="smollm2, or a chat model of the Hub.")
-    add("--data", type=files, default={}, help="task=FILE,...; draft and heads are trained on the first.")
-    add("--draft", help="Hub id or folder of an existing draft model.")
-    add("--draft-steps", type=int, default=0, help="Updates of a draft model made here; 0 makes none.")
-    add("--draft-examples", type=int, default=640, help="Training prompts of the draft model.")
-    add("--draft-samples", type=int, default=1, help="Completions of the target per training prompt.")
+    add("--data", type=files, default={}, help="task=FILE,...; heads are trained on the first.")
+    add("--draft", help="Hub id or folder of a draft model.")
     add("--regimes", type=lambda text: text.split(","), default=list(REGIMES), help="draft, lookup, or both.")
-    add("--layers", type=int, default=4, help="Number of the target's first layers in the draft model.")
-    add("--vocabulary", type=int, default=8000)
     add("--head-steps", type=int, default=0, help="Updates of each head; 0 trains none.")
     add("--heads", type=lambda text: text.split(","), default=list(HEADS), help="mixture, token-aware, or both.")
     add("--train-examples", type=int, default=256, help="Training prompts of each head.")

@@ -6,7 +6,6 @@
 import copy
 import inspect
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -361,17 +360,6 @@ def layer_stack(model: PreTrainedModel) -> nn.ModuleList | None:
     children = model.get_decoder().children()
     stacks = [child for child in children if isinstance(child, nn.ModuleList) and len(child) == num_layers(model)]
     return stacks[0] if len(stacks) == 1 else None
-
-
-def config_of_layers(model: PreTrainedModel, layers: Sequence[int]):
-    """Return a copy of the config for a subset of layers. Lists with one entry per layer are shortened as well."""
-    config = copy.deepcopy(model.config)
-    text, count = config.get_text_config(decoder=True), num_layers(model)
-    for name, value in list(vars(text).items()):
-        if isinstance(value, list) and len(value) == count:
-            setattr(text, name, [value[layer] for layer in layers])
-    text.num_hidden_layers = len(layers)
-    return config
 
 
 def _view(module: nn.Module, stack: nn.Module | None = None, count: int | None = None):

@@ -53,30 +53,3 @@ def test_gains_are_medians_over_turns(tmp_path):
     assert list(real(tmp_path)) == []
     path.write_text(json.dumps(made_up()))
     assert gains(path, ["lossless", "upstream"]) == ["2.00x (1.50 to 2.00)", "2.00x (2.00 to 4.00)"]
-
-
-def test_costs_show_what_a_draft_model_needs(tmp_path):
-    """Catches seconds shown as milliseconds, and an acceptance rate where no draft length reaches the speedup."""
-    speedups = {rate: {"gamma": 3, "speedup": gain} for rate, gain in (("0.5", 0.8), ("0.9", 1.456))}
-    needed = {"needed": {"1": 0.6389, "1.5": None}, "by_acceptance": speedups}
-    rows = [{"draft": "4 layers, 8000 ids", "milliseconds": 10.44, **needed}]
-    costs = {"target": 0.075, "block": 0.123, "overhead": 0.039}
-    found = {"costs": costs, "records": rows, "dtype": "float32", "context": 256}
-    (tmp_path / "costs-float32.json").write_text(json.dumps(found))
-    ((_, text),) = real(tmp_path)
-    assert "75 ms for a token and 123 ms for six; the loop adds 39 ms to a round" in text
-    assert "| draft | ms per draft token | acceptance to break even | for 1.5x the target alone | speedup" in text
-    assert "| 4 layers, 8000 ids | 10.4 | 0.64 | - | 0.80x (3) | 1.46x (3) |" in text
-
-
-def test_a_draft_model_is_described(tmp_path):
-    """Catches a table without the information to reproduce its draft."""
-    points = [{"step": 50, "acceptance": 0.3121}, {"step": 100, "acceptance": 0.4}]
-    made = {"layers": [0, 1, 29], "vocabulary": 8000, "held_out": points}
-    found = made_up(draft=made)
-    found["records"][0]["regime"] = "draft"
-    (tmp_path / "draft-scitldr.json").write_text(json.dumps(found))
-    ((heading, text),) = real(tmp_path)
-    assert heading == "scitldr, a draft model of its own layers"
-    assert text.startswith("The draft model has layers 0, 1, 29 of the target and output rows for 8,000 ids")
-    assert "31.2% after 50, 40.0% after 100 updates.\n\nSmolLM2" in text

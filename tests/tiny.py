@@ -128,6 +128,15 @@ def tiny_draft(model, noise: float = 0.06, seed: int = 1):
     return draft
 
 
+def first_layers(model, count: int):
+    """Return a copy of `model` with its first `count` layers."""
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = count
+    smaller = type(model)(config).eval()
+    smaller.load_state_dict(model.state_dict(), strict=False)
+    return smaller
+
+
 def ragged_batch(batch_size: int = 4, length: int = 9, seed: int = 0) -> dict[str, torch.Tensor]:
     """Left-padded prompts of different lengths: `input_ids` and `attention_mask`, `[B, length]`."""
     generator = torch.Generator().manual_seed(seed)

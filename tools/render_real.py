@@ -14,11 +14,11 @@ from tools.markdown import prompts, table
 FURTHER = "lenience-scitldr.json"
 
 
-def _command(name: str, task: str, options: str, gamma: int = 10, batch_sizes: str = "1") -> str:
+def _command(name: str, task: str, options: str) -> str:
     """Return the command of a study; both tasks read the same file of texts."""
     return (
         f"python benchmarks/real.py --output build/{name} --data {task}=scitldr_800.jsonl --temperature 0.3 "
-        f"--gamma {gamma} --dtype bfloat16 --threads 1 --num-examples 96 --batch-sizes {batch_sizes} {options} "
+        f"--gamma 10 --dtype bfloat16 --threads 1 --num-examples 96 --batch-sizes 1 {options} "
         f"--report results/real/{name}.json"
     )
 
@@ -37,21 +37,8 @@ COMMANDS = {
     "lookup-rewrite.json": _command(
         "lookup-rewrite", "rewrite", "--max-new-tokens 160 --samples-per-prompt 3 --timed-prompts 4 --repeats 2"
     ),
-    "draft-scitldr.json": _command(
-        "draft-scitldr",
-        "scitldr",
-        "--regimes draft --layers 2 --draft-samples 2 --draft-steps 480 --max-new-tokens 64 --head-steps 8 "
-        "--train-examples 32 --timed-prompts 8 --repeats 2",
-        gamma=2,
-        batch_sizes="1,8",
-    ),
-    **{
-        f"costs-{dtype}.json": "python benchmarks/draft_costs.py --target smollm2 "
-        f"--dtype {dtype} --output results/real/costs-{dtype}.json"
-        for dtype in ("bfloat16", "float32")
-    },
 }
-_DRAFTS = {"lookup": "prompt lookup", "draft": "a draft model of its own layers"}
+_DRAFTS = {"lookup": "prompt lookup", "draft": "a draft model"}
 _NAMES = {"target": "`target`", "lossless": "`lossless`", "upstream": "transformers' assisted generation"}
 _HEADS = {"head-token-aware": "a token head", "head-mixture": "a mixture head"}
 _METRICS = {"rouge2": "ROUGE-2"}
@@ -65,13 +52,10 @@ def real(folder: Path) -> Iterator[tuple[str, str]]:
         path = folder / name
         if path.is_file():
             found = json.loads(path.read_text())
-            if "settings" in found:
-                more = ", smaller lenience" if name == FURTHER else ""
-                for record in found["records"]:
-                    heading = f"{record['task']}, {_DRAFTS[record['regime']]}{more}"
-                    yield heading, _study(name, found, record)
-            else:
-                yield f"Acceptance that a draft model needs, {found['dtype']}", _costs(found)
+            more = ", smaller lenience" if name == FURTHER else ""
+            for record in found["records"]:
+                heading = f"{record['task']}, {_DRAFTS[record['regime']]}{more}"
+                yield heading, _study(name, found, record)
 
 
 def gains(path: Path, methods: Sequence[str]) -> list[str]:
@@ -110,20 +94,7 @@ def _study(name: str, found: Record, record: Record) -> str:
     parts = [setting, table(header, rows), f"Measured by `{COMMANDS[name]}`."]
     if name == "lookup-scitldr.json":
         parts.insert(2, "![Speed against acceptance on scitldr](assets/plots/speed-smollm2.png)")
-    if "draft" in found:
-        parts.insert(0, _draft(found["draft"]))
     return "\n\n".join(parts)
-
-
-def _draft(made: Record) -> str:
-    """Describe the draft model's parts and its training."""
-    layers = ", ".join(str(layer) for layer in made["layers"])
-    learned = ", ".join(f"{100 * point['acceptance']:.1f}% after {point['step']}" for point in made["held_out"])
-    return (
-        f"The draft model has layers {layers} of the target and output rows for {made['vocabulary']:,} ids. It was "
-        "distilled on completions of the target. Expected lossless acceptance on held-out completions: "
-        f"{learned} updates."
-    )
 
 
 def _gain(methods: Record, label: str, plain: str) -> str:
@@ -142,31 +113,3 @@ def _name(method: str) -> str:
     if name.name == DIVERSED and name.parameters:
         return _HEADS[Path(name.parameters).name]
     return _NAMES.get(method, f"`{method}`")
-
-
-def _costs(found: Record) -> str:
-    """Return a table of draft models' costs and of the acceptance that each needs for a speedup."""
-    costs = found["costs"]
-    words = (
-        f"CPU time of one thread, one row, {found['dtype']}, after {found['context']} tokens: the target takes "
-        f"{1e3 * costs['target']:.0f} ms for a token and {1e3 * costs['block']:.0f} ms for six; the loop adds "
-        f"{1e3 * costs['overhead']:.0f} ms to a round. If draft tokens are accepted independently (arXiv 2211.17192), "
-        "at the best number of draft tokens per round:"
-    )
-    header = ["draft", "ms per draft token", "acceptance to break even", "for 1.5x the target alone"]
-    rates = list(found["records"][0]["by_acceptance"])[-3:]
-    rows = []
-    for record in found["records"]:
-        needed = [record["needed"][gain] for gain in ("1", "1.5")]
-        best = [record["by_acceptance"][rate] for rate in rates]
-        rows.append(
-            [
-                record["draft"],
-                f"{record['milliseconds']:.1f}",
-                *("-" if value is None else f"{value:.2f}" for value in needed),
-                *(f"{entry['speedup']:.2f}x ({entry['gamma']})" for entry in best),
-            ]
-        )
-    figures = table([*header, *(f"speedup at {rate} (draft tokens)" for rate in rates)], rows)
-    folded = f'<details markdown="1"><summary>Costs by layers and vocabulary</summary>\n\n{figures}\n\n</details>'
-    return f"{words}\n\n{folded}"

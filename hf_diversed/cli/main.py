@@ -18,7 +18,6 @@ COMMANDS = {
     "generate": ("generate", "generate", "Continue a prompt and colour each token by its origin."),
     "train": ("train", "train", "Train a head for a pair and a task."),
     "tune-draft": ("train", "tune_draft", "Tune a draft model towards its target, by LoRA or with all weights."),
-    "make-draft": ("make_draft", "make_draft", "Make a draft model from layers of a target model."),
     "label": ("label", "label", "Measure what keeping rejected draft tokens costs, for train --labels."),
     "evaluate": ("evaluate", "evaluate", "Measure quality, acceptance and cost of methods on a task."),
     "frontier": ("evaluate", "frontier", "Sweep the parameter of method families on a task."),

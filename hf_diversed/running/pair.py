@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-import hf_diversed.cut_vocabulary  # noqa: F401  registers its classes for `from_pretrained`
 from hf_diversed.head import DiversedHead
 
 

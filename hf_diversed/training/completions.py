@@ -12,26 +12,21 @@ from hf_diversed.sampling import total_variation
 
 
 IGNORED = -100  # label of prompt and padding tokens, which have no loss
-STATES = "target_states"
 
 
 def collate(examples: Sequence[Mapping]) -> dict[str, torch.Tensor]:
     """Collate examples with right padding.
 
     Returns:
-        `input_ids`, `attention_mask` and `labels`, long `[B, S + T]`. If the examples have them, also
-        `target_states`, `[N, D]`: the target model's hidden states at the N completion tokens, row by row.
+        `input_ids`, `attention_mask` and `labels`, long `[B, S + T]`.
     """
     ids = [torch.tensor(example["input_ids"]) for example in examples]
     labels = [torch.tensor(example["labels"]) for example in examples]
-    batch = {
+    return {
         "input_ids": pad_sequence(ids, batch_first=True),
         "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], batch_first=True),
         "labels": pad_sequence(labels, batch_first=True, padding_value=IGNORED),
     }
-    if STATES in examples[0]:
-        batch[STATES] = torch.cat([example[STATES] for example in examples])
-    return batch
 
 
 def completion_ids(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:

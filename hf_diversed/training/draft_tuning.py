@@ -24,7 +24,6 @@ from hf_diversed.training.arguments import own_settings
 from hf_diversed.training.checkpoints import AtomicCheckpoints, resume_point
 from hf_diversed.training.completions import (
     IGNORED,
-    STATES,
     collate,
     completion_ids,
     completion_logits,
@@ -34,7 +33,6 @@ from hf_diversed.training.loading import load_frozen
 from hf_diversed.training.prompts import check_context
 from hf_diversed.training.run_folder import sole_run
 from hf_diversed.training.target_samples import Ids, end_ids, sample_completions, until_end
-from hf_diversed.training.target_states import with_target_states
 from hf_diversed.verifiers.base import check_range
 
 
@@ -82,13 +80,6 @@ class DraftTuningConfig(TrainingArguments):
     max_completion_length: int = field(default=128, metadata={"help": "Longest completion in tokens."})
     num_samples_per_prompt: int = field(default=1, metadata={"help": "The target's completions per prompt."})
     generation_batch_size: int = field(default=128, metadata={"help": "Completions of the target drawn together."})
-    keep_target_states: bool = field(
-        default=False,
-        metadata={
-            "help": "Of distillation: compute the target's hidden states once per completion and store them on disk. "
-            "Saves time from the second epoch on."
-        },
-    )
     merge: bool = field(
         default=False, metadata={"help": 'Also save draft model and adapter as one model, in "merged".'}
     )
@@ -132,11 +123,6 @@ class DraftTuningConfig(TrainingArguments):
                 distill and self.label_smoothing_factor,
                 f'label_smoothing_factor needs mode="supervised", got {self.label_smoothing_factor!r} with '
                 'mode="distill", which has distributions as labels; drop one of them.',
-            ),
-            (
-                self.keep_target_states and not (distill and self.world_size == 1),
-                f'keep_target_states=True needs mode="distill" in one process, got mode={self.mode!r} in '
-                f"{self.world_size}; leave it out.",
             ),
         ):
             if wrong:
@@ -230,9 +216,6 @@ def _tune(target, draft, tokenizer, rows, num_train: int, args: DraftTuningConfi
         target, per_row = None, _written_examples(draft, tokenizer, rows, args)
     split = sum(map(len, per_row[:num_train]))
     examples = list(itertools.chain(*per_row))
-    if args.keep_target_states:
-        shown = False if args.disable_tqdm else None
-        examples = with_target_states(examples, target, folder, args.per_device_train_batch_size, shown)
     model = draft.requires_grad_(True) if args.all_weights else _with_adapter(draft, args)
     trainer = DraftTuner(model, target, args, examples[:split], examples[split:] or None)
     start = args.resume_from_checkpoint or (resume_point(folder) if args.resume else None)
@@ -321,7 +304,7 @@ class DraftTuner(AtomicCheckpoints):
     Args:
         model: the draft model with its adapter, or without one to train all weights.
         target: the frozen target model; None in supervised mode.
-        examples: `input_ids` and `labels`, lists of equal length, and optionally `target_states`.
+        examples: `input_ids` and `labels`, lists of equal length.
         held_out: examples for evaluation, in the same format.
     """
 
@@ -347,10 +330,7 @@ class DraftTuner(AtomicCheckpoints):
             loss = cross_entropy(draft_logits.float(), completion_ids(inputs), label_smoothing=smoothing)
         else:
             with torch.no_grad():
-                if STATES in inputs:
-                    target_logits = self.target.get_output_embeddings()(inputs[STATES].to(self.target.device))
-                else:
-                    target_logits = completion_logits(self.target, inputs, self.target)
+                target_logits = completion_logits(self.target, inputs, self.target)
             kind = self.args.divergence
             distances = divergences(target_logits.to(draft_logits.device), draft_logits, self.args.temperature, kind)
             loss, accepted = distances[kind].mean(), 1.0 - distances["tv"].detach()

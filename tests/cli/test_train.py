@@ -138,14 +138,13 @@ def used(tmp_path):
     return tmp_path / "used"
 
 
-@pytest.mark.parametrize("command", ["train", "tune-draft", "make-draft", "convert"])
+@pytest.mark.parametrize("command", ["train", "tune-draft", "convert"])
 def test_used_folders_are_refused(command, used, tmp_path, monkeypatch):
     """Catches a new head beside the card, the certificates and the checkpoints of an earlier run."""
     (tmp_path / "ensemble_head.bin").touch()
     options = {
         "train": ["--task", "math", "--output-dir", str(used)],
         "tune-draft": ["--task", "math", "--output-dir", str(used)],
-        "make-draft": ["org/target", "--layers", "1", "--output", str(used)],
         "convert": [str(tmp_path / "ensemble_head.bin"), str(used), "--target-hidden-size", "2"],
     }
     refused("is not empty: it holds README.md, calibration, checkpoint-8 ...", command, *options[command])

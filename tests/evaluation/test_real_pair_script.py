@@ -16,7 +16,7 @@ from hf_diversed import load_demo_pair
 from hf_diversed.evaluation import read_results
 from hf_diversed.formatting import LOSSLESS, PLAIN
 from hf_diversed.generation.ragged_model import RaggedModel
-from hf_diversed.training.draft_making import make_draft
+from tests.tiny import first_layers
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def run(monkeypatch, tmp_path):
     """Run the script with options on four problems, and read its report."""
     pair = load_demo_pair()
     pair.tokenizer.chat_template = "{% for message in messages %}{{ message.content }}\n{% endfor %}Answer:"
-    for name, layers in (("target", [0, 1]), ("draft", [0])):
-        make_draft(pair.target, layers).save_pretrained(tmp_path / name)
+    for name, layers in (("target", 2), ("draft", 1)):
+        first_layers(pair.target, layers).save_pretrained(tmp_path / name)
         pair.tokenizer.save_pretrained(tmp_path / name)
     problems = [{"question": f"What is {10**n} and {n}?", "answer": f"#### {10**n + n}"} for n in range(4)]
     questions = [{"category": "math", "turns": ["Add 1.", "And 2?"]}, {"category": "math", "turns": ["Add 3.", "No."]}]
