@@ -24,7 +24,6 @@ COMMANDS = {
     "calibrate": ("calibrate", "calibrate", "Certify the strictness of a head for tolerated quality drops."),
     "compile": ("compile", "compile_rounds", "Compile the rounds of later calls, into a cache on disk."),
     "serve": ("serve", "serve", "Serve a pair with vLLM; unknown options are passed to vLLM."),
-    "convert": ("convert", "convert", "Convert a head of the authors' code."),
     "push": ("publish", "push", "Publish a head on the Hub."),
     "card": ("publish", "card", "Render the model card that a push would publish."),
     "info": ("publish", "info", "Show a head's pair, sizes, task and results."),

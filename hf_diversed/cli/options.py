@@ -19,7 +19,7 @@ from hf_diversed.zoo import packaged
 _USUAL = {"output_dir", "resume_from_checkpoint", "seed", "use_cpu", "push_to_hub"}
 _LOWEST = {
     **dict.fromkeys(("num_examples", "repeats", "max_new_tokens", "num_assistant_tokens", "threads", "batch_size"), 1),
-    **dict.fromkeys(("target_hidden_size", "draft_hidden_size", "layers", "vocabulary", "samples_per_prompt"), 1),
+    **dict.fromkeys(("samples_per_prompt",), 1),
     **dict.fromkeys(("num_eval_examples", "shots"), 0),
 }
 

@@ -123,7 +123,7 @@ def check_output(option: str, path: Path | None, folder: bool = False) -> None:
         raise ValueError(f"{option} {path} cannot be written: {error}.") from error
 
 
-# Files written by training and conversion. Caches are compared with the settings of a run before they are used.
+# Files written by training. Caches are compared with the settings of a run before they are used.
 _CACHES = ("target_samples.jsonl", "reference_rewards.json")
 _WRITTEN = (
     *_CACHES,
@@ -169,7 +169,7 @@ def check_new_folder(
 
 
 def remove_earlier_run(folder: Path) -> None:
-    """Remove files that training or conversion wrote to a folder; other files are kept."""
+    """Remove files that training wrote to a folder; other files are kept."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if not _matches(path.name, _WRITTEN):
             continue
