@@ -71,7 +71,7 @@ def launch(program: str, mode: str, timeout: float, memory_bytes: int, tests: st
             "tested": bool(tests), "scratch": os.path.realpath(scratch), "readable": readable_paths(),
         }  # fmt: skip
         try:
-            # The file that `sys.executable` links to: the jail contains no virtual environment.
+            # The file that `sys.executable` links to: the jail contains no virtual environment (see `readable_paths`).
             command = [os.path.realpath(sys.executable), "-I", "-S", "-c", _START, json.dumps(job)]
             return _follow(command, request, timeout + _GRACE)
         finally:
@@ -115,10 +115,16 @@ def _follow(command: list[str], request: IO[bytes], patience: float) -> ProgramR
 
 @functools.cache
 def readable_paths() -> tuple[str, ...]:
-    """Return the paths that a program may read and execute: interpreter, standard library and system libraries."""
+    """Return the paths that a program may read and execute: interpreter, standard library and system libraries.
+
+    Nothing of a virtual environment is among them, except the interpreter itself if the environment has a copy of it.
+    """
     prefixes = {os.path.realpath(sys.base_prefix), os.path.realpath(sys.base_exec_prefix)}
     paths = [os.path.realpath(sys.executable), *_LIBRARIES, *_SYSTEM_FILES]
     paths += [os.path.join(prefix, name) for prefix in prefixes for name in ("lib", "lib64")]
-    paths += [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), sysconfig.get_config_var("LIBDIR") or ""]
+    # In a virtual environment, "platbase" is the environment, and "platstdlib" contains its site-packages.
+    base = {"platbase": sys.base_exec_prefix}
+    paths += [sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib")]
+    paths.append(sysconfig.get_config_var("LIBDIR") or "")
     # Top-level links such as /lib -> usr/lib are kept, because the jail's root needs them.
     return tuple(sorted({path for path in paths if path and os.path.exists(path)}))

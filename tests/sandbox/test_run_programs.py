@@ -1,9 +1,12 @@
 """`run_programs` from the outside: verdicts, reasons, sharing, refusals."""
 
+import json
 import os
+import subprocess
 import sys
 import threading
 import time
+import venv
 from pathlib import Path
 
 import pytest
@@ -190,6 +193,32 @@ def test_identical_programs_run_once(monkeypatch):
     results = run_programs(["a", "b", "a", "a"], unsafe=True)
     assert sorted(launched) == ["a", "b"]
     assert [result.passed for result in results] == [True] * 4
+
+
+VISIBLE = """
+import json, sys, types
+package = sys.modules["hf_diversed"] = types.ModuleType("hf_diversed")
+package.__path__ = [sys.argv[1]]
+from hf_diversed.sandbox.launch import launch, readable_paths
+program = "import json, math; assert math.gcd(6, 4) == 2"
+results = {mode: launch(program, mode, timeout=20.0, memory_bytes=512 * 2**20).reason for mode in sys.argv[2:]}
+print(json.dumps([sys.prefix, readable_paths(), results]))
+"""
+
+
+@pytest.mark.parametrize("copies", [False, True], ids=["links", "copy"])
+def test_virtual_environment_is_not_in_the_jail(copies, tmp_path):
+    """Catches the environment's packages among the readable paths, and a jail that needs a private environment."""
+    tmp_path.chmod(0o700)
+    venv.create(tmp_path / "env", symlinks=not copies)
+    python, package = tmp_path / "env/bin/python", Path(runner.__file__).parent.parent
+    command = [str(python), "-B", "-c", VISIBLE, str(package), *([MODE] if MODE else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    prefix, readable, results = json.loads(done.stdout)
+    assert prefix == str(tmp_path / "env")
+    inside = [path for path in readable if path.startswith(prefix)]
+    assert inside == ([os.path.realpath(python)] if copies else [])
+    assert set(results.values()) <= {"passed"}
 
 
 def test_missing_isolation_is_an_error_before_anything_runs(monkeypatch, tmp_path):
