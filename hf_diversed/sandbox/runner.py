@@ -33,7 +33,9 @@ reachable. Two kinds of jail ensure this:
   outside. Their scratch directory is in the host's temporary directory (on disk, or in memory if that is a tmpfs):
   a file has at most 16 MiB, the total is not limited. The number of threads is limited only if the caller is root.
 
-In both, seccomp also refuses new processes.
+In both, seccomp also refuses new processes, and exclusive locks, leases and change notifications of files. Shared
+locks (fcntl), which SQLite needs, are allowed also on readable files outside, until the program ends. With namespaces,
+a program can signal the process of its tests and change its limits; then the tests do not pass.
 """
 
 import functools

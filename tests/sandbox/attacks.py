@@ -61,8 +61,42 @@ def process_was_refused(name: str, reason: str) -> bool:
     return reason.startswith("exit 1: ") and expected.get(name, "Operation not permitted") in reason
 
 
+# Calls that let the kernel send signals to another process, each alone, with the arguments' unused high bits too. 8 is
+# F_SETOWN, 15 F_SETOWN_EX, 0x8901 FIOSETOWN, 0x8902 SIOCSPGRP, and 221 fcntl64 of the 32-bit interface.
+_SOCKET = _SYSTEM_CALL + "import socket, struct\nend, _ = socket.socketpair()\nvictim = struct.pack('i', @VICTIM@)\n"
+OWNERS = {
+    "owner": "import fcntl, os; fcntl.fcntl(os.pipe()[0], 8, @VICTIM@)",
+    "owner_group": "import fcntl, os; fcntl.fcntl(os.pipe()[0], 8, -@VICTIM@)",
+    "owner_by_type": _SYSTEM_CALL + "call((72, 25), os.pipe()[0], 15, (ctypes.c_int * 2)(1, @VICTIM@))",
+    "owner_of_a_socket": _SOCKET + "import fcntl\nfcntl.ioctl(end, 0x8901, victim)",
+    "group_of_a_socket": _SOCKET + "import fcntl\nfcntl.ioctl(end, 0x8902, victim)",
+    "owner_with_high_bits": _SYSTEM_CALL + "call((72, 25), os.pipe()[0], 1 << 32 | 8, @VICTIM@)",
+    "owner_of_a_socket_with_high_bits": _SOCKET + "call((16, 29), end.fileno(), 1 << 32 | 0x8901, victim)",
+    "group_of_a_socket_with_high_bits": _SOCKET + "call((16, 29), end.fileno(), 1 << 32 | 0x8902, victim)",
+    "x32_owner": _SYSTEM_CALL + "call((0x40000000 + 72, 0x40000000 + 25), os.pipe()[0], 8, @VICTIM@)",
+    "x32_owner_of_a_socket": _SOCKET + "call((0x40000000 + 514, 0x40000000 + 29), end.fileno(), 0x8901, victim)",
+    # mov eax, 221; mov ebx, fd; mov ecx, 8; mov edx, victim; int 0x80; ret, with rbx saved on the stack
+    "i386_owner": """
+import ctypes, mmap, os, struct
+assert os.uname().machine == "x86_64"
+page = mmap.mmap(-1, 4096, prot=7)
+loads = struct.pack("<BiBiBiBi", 0xB8, 221, 0xBB, os.pipe()[0], 0xB9, 8, 0xBA, @VICTIM@)
+page.write(b"\\x53" + loads + b"\\xcd\\x80\\x5b\\xc3")
+assert ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))() == 0
+""",
+}
+
+
+def owner_was_refused(name: str, reason: str) -> bool:
+    """Return if one of `OWNERS` ended because of the filter, or because the jail has no process of that number."""
+    if name == "i386_owner":
+        return reason.startswith(("killed by signal", "exit 1: AssertionError"))
+    return reason.startswith("exit 1: ") and ("Operation not permitted" in reason or "No such process" in reason)
+
+
 ATTACKS = {
     **PROCESSES,
+    **OWNERS,
     # A pass without reaching the end.
     "sys_exit": "import sys; sys.exit(0)",
     "system_exit": "raise SystemExit",
@@ -218,6 +252,15 @@ A() == 1
     "change_interpreter": "import os, sys; open(os.__file__, 'a').write('#'); open(sys.executable, 'a')",
     "chroot_out": "import os; os.chroot('.'); os.chdir('../../..'); assert open('@CANARY@').read() == '@SECRET@'",
     "raw_disk": "import os; os.mknod('disk', 0o60600, os.makedev(254, 0)); open('disk', 'rb').read(1)",
+    # Landlock does not restrict these.
+    "lock_a_file": "import fcntl, os; fcntl.flock(os.open(os.__file__, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)",
+    "lease": "import fcntl, os; fcntl.fcntl(os.open(os.__file__, os.O_RDONLY), fcntl.F_SETLEASE, fcntl.F_RDLCK)",
+    "notification": "import fcntl, os; fcntl.fcntl(os.open(os.path.dirname(os.__file__), os.O_RDONLY), 1026, 1)",
+    "delegation": "import fcntl, os; fcntl.fcntl(os.open(os.path.dirname(os.__file__), os.O_RDONLY), 1040, 1)",
+    "watch": _SYSTEM_CALL + "call((294, 26), 0)",
+    "old_watch": _SYSTEM_CALL + "call((253, 26), 0)",
+    "watch_by_fanotify": _SYSTEM_CALL + "call((300, 262), 0x200, 0)",
+    "io_uring": _SYSTEM_CALL + "call((425, 425), 1, ctypes.create_string_buffer(120))",
     # Processes.
     "kill_victim": "import os; os.kill(@VICTIM@, 9)",
     "kill_parent": "import os; assert os.getppid() > 0; os.kill(os.getppid(), 9)",
@@ -410,6 +453,16 @@ def f(x):
     "endless_answer": "import os\ndef f(x):\n    while True: os.write(62, b'\\xff' * 60000)",
     "giant_answer": "def f(x): return 'x' * 2**25",
     "cyclic_answer": "def f(x):\n    x = []\n    x.append(x)\n    return x",
+    "no_limits_left_for_the_tests": """
+import os, resource
+for pid in set(range(1, 64)) - {os.getpid()}:
+    for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_NOFILE, resource.RLIMIT_STACK):
+        try:
+            resource.prlimit(pid, limit, (0, 0))
+        except OSError:
+            break
+def f(x): return 0
+""",
     "verdict_of_its_own": """
 import os
 def f(x):

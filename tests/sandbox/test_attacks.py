@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 import hf_diversed.sandbox
-from tests.sandbox.attacks import AGAINST_TESTS, ATTACKS, ORDINARY, PROCESSES, TESTED, process_was_refused
+from tests.sandbox.attacks import (
+    AGAINST_TESTS,
+    ATTACKS,
+    ORDINARY,
+    OWNERS,
+    PROCESSES,
+    TESTED,
+    owner_was_refused,
+    process_was_refused,
+)
 
 
 NOBODY = 65534
@@ -92,7 +101,15 @@ def attacks_end_for_the_right_reason(outcome: dict) -> None:
     for name in ("exec_true", "exec_by_a_thread"):
         assert reasons[name] == "did not run to its end (exit 0)"
     assert {name: reasons[name] for name in PROCESSES if not process_was_refused(name, reasons[name])} == {}
-    refused = ("memory_in_a_pipe", "memory_in_a_larger_buffer", "descriptor_in_a_message", "several_messages")
+    assert {name: reasons[name] for name in OWNERS if not owner_was_refused(name, reasons[name])} == {}
+    refused = ("lock_a_file", "lease", "notification", "delegation", "watch", "old_watch", "watch_by_fanotify")
+    refused += (
+        "io_uring",
+        "memory_in_a_pipe",
+        "memory_in_a_larger_buffer",
+        "descriptor_in_a_message",
+        "several_messages",
+    )
     refused += ("memory_behind_a_page", "memory_behind_a_sent_page")
     refused += ("thread_with_its_own_descriptors", "own_descriptors_by_close_range")
     refused += ("unix_datagram", "unix_datagram_of_a_raw_socket", "socket_pair_of_a_network")

@@ -15,7 +15,8 @@ from . import kernel
 # Sockets (UDP and netlink have no Landlock right), other processes' memory, unmapped memory, and kernel interfaces
 # with past vulnerabilities. No limit counts unmapped memory: one pipe can hold 512 MiB by vmsplice of huge pages, and
 # 2 GiB by splice or sendfile of a page of each large folio of deleted files; setsockopt enlarges buffers; messages
-# hold descriptors that are closed.
+# hold descriptors that are closed. Landlock does not restrict flock, by which processes outside can wait for a
+# readable file, nor inotify and fanotify, which report names of files.
 _NEVER = kernel.numbers("""
     socket 41 198; unshare 272 97; setns 308 268; ptrace 101 117; process_vm_readv 310 270; process_vm_writev 311 271;
     process_madvise 440 440; process_mrelease 448 448; kcmp 312 272; pidfd_getfd 438 438; io_uring_setup 425 425;
@@ -23,7 +24,7 @@ _NEVER = kernel.numbers("""
     add_key 248 217; request_key 249 218; keyctl 250 219; memfd_create 319 279; memfd_secret 447 447; shmget 29 194;
     shmat 30 196; shmctl 31 195; msgget 68 186; msgsnd 69 189; msgrcv 70 188; msgctl 71 187; mq_open 240 180;
     mq_unlink 241 181; vmsplice 278 75; splice 275 76; sendfile 40 71; setsockopt 54 208; sendmsg 46 211;
-    sendmmsg 307 269
+    sendmmsg 307 269; flock 73 32; inotify_init 253 -; inotify_init1 294 26; fanotify_init 300 262
 """)
 _NEW_PROCESSES = kernel.numbers("fork 57 -; vfork 58 -")
 # Without namespaces: signals, scheduling of other processes, System V semaphores, and metadata of files outside, which
@@ -44,7 +45,10 @@ _BY_ARGUMENT = kernel.numbers(
 
 _CLONE_THREAD, _CLONE_FILES, _CLOSE_RANGE_UNSHARE = 0x00010000, 0x00000400, 2
 _UNIX, _DATAGRAM = 1, 2
-_F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
+# These make the kernel send signals to another process; the last two are ioctls of sockets.
+_F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _FIOSETOWN, _SIOCSPGRP = 8, 10, 15, 0x8901, 0x8902
+# Like flock and inotify: a lease delays processes that open the file, the others report changes of a directory.
+_F_SETLEASE, _F_NOTIFY, _F_SETDELEG = 1024, 1026, 1040
 # These write to the terminal's input, or change inode flags (immutable, append-only) outside.
 _TIOCSTI, _TIOCLINUX, _FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR = 0x5412, 0x541C, 0x40086602, 0x401C5820
 
@@ -88,12 +92,13 @@ def restrict(mode: str) -> None:
         code += _refuse_argument("socketpair", 0, _EQUAL, [_UNIX], otherwise=True)
         code += _refuse_argument("socketpair", 1, _ANY_BIT, [_DATAGRAM])
         code += _refuse_argument("ioctl", 1, _EQUAL, [_TIOCSTI, _TIOCLINUX, _FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR])
+        code += _refuse_argument("fcntl", 1, _EQUAL, [_F_SETLEASE, _F_NOTIFY, _F_SETDELEG])
     if mode == "landlock":
         refused |= _WITHOUT_NAMESPACES
         # Limits of other processes; its own have pid 0 or its own pid.
         code += _refuse_argument("prlimit64", 0, _EQUAL, [0, os.getpid()], otherwise=True)
-        # These make the kernel send signals to another process.
         code += _refuse_argument("fcntl", 1, _EQUAL, [_F_SETOWN, _F_SETOWN_EX, _F_SETSIG])
+        code += _refuse_argument("ioctl", 1, _EQUAL, [_FIOSETOWN, _SIOCSPGRP])
     for number in refused.values():
         code += _refuse(number)
     code.append(_instruction(_RETURN, _ALLOW))
