@@ -33,12 +33,10 @@ class MethodTable:
         self.label = label
         self.static_weight: float | None = entries[0]["static_weight"]
         self.seconds = math.fsum(entry["seconds"] for entry in entries)
-        kinds = {entry.get("peak_memory_kind") for entry in entries}
+        kinds = {entry["peak_memory_kind"] for entry in entries}
         self.peak_kind: str | None = kinds.pop() if len(kinds) == 1 else None  # other kinds are not comparable
         self.peak_bytes = None if self.peak_kind is None else max(entry["peak_memory_bytes"] for entry in entries)
-        # Entries of an earlier version may lack a column; a sum over the others would cover fewer rows.
-        known = [name for name in entries[0]["rows"] if all(name in entry["rows"] for entry in entries)]
-        self.rows = {name: [x for entry in entries for x in entry["rows"][name]] for name in known}
+        self.rows = {name: [x for entry in entries for x in entry["rows"][name]] for name in entries[0]["rows"]}
         prompts, num_prompts = np.array(self.rows["prompt"]), results.header["n"]
         self.sums = {
             name: np.bincount(prompts, np.array(self.rows[name], dtype=np.float64), num_prompts)

@@ -300,7 +300,7 @@ def _read_done(path: Path, about: dict[str, Any]) -> set[int] | None:
     lines = read_lines(path) if path.exists() else []
     if not lines:
         return None
-    stored = {"data": about["data"], **lines[0].get("settings", {})}  # files of earlier versions lack it
+    stored = lines[0].get("settings", {})
     different = sorted(name for name in about.keys() | stored.keys() if about.get(name) != stored.get(name))
     if different:
         changes = ", ".join(f"{name} ({stored.get(name)!r}, now {about.get(name)!r})" for name in different)

@@ -265,28 +265,6 @@ def test_batches_hold_prompts_of_similar_length():
     assert plan_batches([5, 1, 5, 3, 1], 2) == [[1, 4], [3, 0], [2]]
 
 
-def test_old_journals_lack_columns(pair, whole, tmp_path):
-    """Catches an error, and a sum over some rows only, for files of which a part was written by an earlier version."""
-    for path in whole[1].glob("*.jsonl"):
-        header, *lines = map(json.loads, path.read_text().splitlines())
-        del header["settings"]["split"]
-        for entry in lines[len(lines) // 2 :]:
-            entry["rows"].pop("expected_accepted_sum", None)
-            del entry["peak_memory_bytes"], entry["peak_memory_kind"]
-        (tmp_path / path.name).write_text("".join(json.dumps(line) + "\n" for line in (header, *lines)))
-    chosen = settings(samples_per_prompt=2, records=True)
-    task = LetterTask()
-    records = evaluate(pair, task, examples(5), METHODS[:-1], chosen, output=tmp_path)
-    assert task.num_calls == 0
-    unknown = {"accepted_length_exact", "accepted_length_z", "peak_memory_bytes", "peak_memory_kind"}
-    expected = [record for record in whole[0] if record["method"] != "diversed"]
-    assert timeless(records[:4]) == timeless([record | dict.fromkeys(unknown) for record in expected])
-    assert all(record[name] is None for record in records for name in unknown)
-    other = settings(samples_per_prompt=2, records=True, split="test")
-    with pytest.raises(ValueError, match="split: None there, 'test' here"):
-        evaluate(pair, LetterTask(), examples(5), METHODS[:-1], other, output=tmp_path)
-
-
 def test_wilson_bounds_and_memory(pair):
     """Catches Wilson bounds for scores other than 0 and 1, or for several samples of a prompt; a peak in KiB."""
 
