@@ -5,7 +5,7 @@ python benchmarks/calibration.py
 A pool of prompts is decoded once with the target alone and at every strictness. Finished batches are kept in
 build/calibration, so an interrupted run can continue. The pool is treated as the population of prompts, so the true
 drop at each strictness is known. Each simulated calibration draws prompts from the pool with replacement and selects a
-strictness as `hf-diversed calibrate` does. It fails if it certifies a strictness whose true drop exceeds the stated
+strictness as `hf-diversed calibrate` does. It fails if it finds a strictness whose true drop exceeds the stated
 bound. In addition to `--max-drops`, the hardest bounds are tested: just below each true drop. Writes
 results/calibration.json.
 """
@@ -22,8 +22,7 @@ from transformers.utils import logging
 
 from hf_diversed import load_demo_pair
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
-from hf_diversed.evaluation.calibration import rewards
-from hf_diversed.evaluation.certification import FixedSequence, paired_drops
+from hf_diversed.evaluation.calibration import p_value, paired_drops, rewards
 from hf_diversed.formatting import PLAIN
 from hf_diversed.provenance import module_digest, provenance
 from hf_diversed.tasks import get_task, load_records
@@ -85,16 +84,14 @@ def simulate(pool: np.ndarray, max_drops: Sequence[float], arguments: argparse.N
     passed: dict[float, Counter[int]] = {max_drop: Counter() for max_drop in max_drops}
     for _ in range(arguments.calibrations):
         drawn = pool[:, draws.integers(pool.shape[1], size=arguments.prompts_per_calibration)]
-        sequence = FixedSequence(max_drops, arguments.confidence)
-        for drops in drawn:
-            sequence.test(drops)
-        for max_drop, count in sequence.passed.items():
-            passed[max_drop][count] += 1
+        for max_drop, counts in passed.items():
+            failed = (p_value(drops, max_drop) > 1.0 - arguments.confidence for drops in drawn)
+            counts[next((place for place, fails in enumerate(failed) if fails), len(drawn))] += 1
     return [
         {
             "max_drop": max_drop,
             "kept": 1.0 - _wrong(counts, true_drops, max_drop) / arguments.calibrations,
-            "certified": 1.0 - counts[0] / arguments.calibrations,
+            "found": 1.0 - counts[0] / arguments.calibrations,
             "strictnesses": {
                 f"{STRICTNESSES[count - 1]:g}": times for count, times in sorted(counts.items()) if count
             },
@@ -104,7 +101,7 @@ def simulate(pool: np.ndarray, max_drops: Sequence[float], arguments: argparse.N
 
 
 def _wrong(counts: Counter[int], true_drops: np.ndarray, max_drop: float) -> int:
-    """Return the number of calibrations that certified a strictness whose true drop exceeds the bound."""
+    """Return the number of calibrations that found a strictness whose true drop exceeds the bound."""
     return sum(times for count, times in counts.items() if (true_drops[:count] > max_drop).any())
 
 

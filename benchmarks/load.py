@@ -34,7 +34,6 @@ _BAD = (
     {"diversed_strictness": 7},
     {"diversed_strictness": "high"},
     {"diversed_strictnes": 0.5},
-    {"diversed_max_drop": 0.01},
 )
 
 

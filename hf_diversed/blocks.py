@@ -5,7 +5,7 @@ Letters: B batch, G drafted positions, V vocabulary, D hidden width. Needs torch
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -185,10 +185,9 @@ class DecodingContext:
     """Settings of a call that a verifier may check before the first forward pass.
 
     `batch_size` rows come from `num_prompts` prompts (`num_return_sequences` each). `temperature` is 0 when greedy and
-    None if it differs between rows. `num_assistant_tokens` is None if it adapts. `top_k` is 0 and `top_p` is 1 when
-    they are disabled. `processors` contains all logits processors, including those of sampling. `target` and `draft`
-    are the models, or None in vLLM; `draft` is also None for prompt lookup. For draft tokens without a distribution
-    (prompt lookup, and greedy draft tokens in vLLM) `draft_hidden_size` is None and `draft_name` is empty.
+    None if it differs between rows. `target` and `draft` are the models without wrappers, or None in vLLM; `draft` is
+    also None for prompt lookup and early exit. For draft tokens without a distribution (prompt lookup, and greedy
+    draft tokens in vLLM) `draft_hidden_size` is None and `draft_name` is empty.
     """
 
     batch_size: int
@@ -199,10 +198,5 @@ class DecodingContext:
     draft_hidden_size: int | None
     target_name: str
     draft_name: str
-    num_assistant_tokens: int | None = None
-    top_k: int = 0
-    top_p: float = 1.0
-    max_new_tokens: int | None = None
-    processors: tuple[Any, ...] = ()
     target: torch.nn.Module | None = None
     draft: torch.nn.Module | None = None

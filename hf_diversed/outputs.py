@@ -114,7 +114,7 @@ class SpeculativeStats:
 
     @property
     def strictness(self) -> float:
-        """Mean strictness over rows, also if `diversed_max_drop` chose it; NaN for verifiers without strictness."""
+        """Mean strictness over rows, NaN for verifiers without strictness."""
         return _ratio(self.strictness_sum, self.strictness_count)
 
     @property

@@ -108,7 +108,7 @@ def test_studies_of_learning(tmp_path):
     ceiling["free"] = {"oracle": 0.5, "lenience": 0.0, "mixture head": 0.1, "token head": 0.25}
     (tmp_path / "ceiling-math.json").write_text(json.dumps(ceiling))
     counts = {"task": "math", "calibrations": 300, "prompts_per_calibration": 600, "confidence": 0.95}
-    stated = [{"max_drop": 0.02, "certified": 0.9, "kept": 0.99, "strictnesses": {"0.4": 270}}]
+    stated = [{"max_drop": 0.02, "found": 0.9, "kept": 0.99, "strictnesses": {"0.4": 270}}]
     pool = [{"strictness": 0.4, "drop": 0.015, "acceptance_rate": 0.95}]
     (tmp_path / "calibration.json").write_text(
         json.dumps({**counts, "stated": stated, "hardest": stated, "pool": pool})

@@ -175,14 +175,12 @@ def word_tokenizer(prefix: str = "") -> tf.PreTrainedTokenizerFast:
     return tf.PreTrainedTokenizerFast(tokenizer_object=backend, padding_side="left", model_input_names=names, **tokens)
 
 
-def certificate(**changes) -> dict:
-    """Return an entry of a head's `certified_drops`, for calls under `SAMPLED` with 5 draft tokens."""
-    entry = {"max_drop": 0.01, "strictness": 0.35, "confidence": 0.95, "drop": -0.002, "acceptance_rate": 0.9}
-    entry |= {"task": "math", "metric": "accuracy", "num_prompts": 500, "samples_per_prompt": 2}
-    entry |= {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "num_assistant_tokens": 5, "max_new_tokens": 12}
-    entry |= {"processors": [], "dtype": "target float32, draft float32", "head": "DiversedHead:0123456789abcdef"}
-    entry |= {"target": "LlamaForCausalLM:0123456789abcdef", "draft": "LlamaForCausalLM:fedcba9876543210"}
-    return entry | changes
+def calibration(**changes) -> dict:
+    """Return the `calibration` of a head's config."""
+    found = {"strictness": 0.35, "max_quality_drop": 0.01, "confidence": 0.95, "drop": -0.002, "acceptance_rate": 0.9}
+    found |= {"task": "math", "metric": "accuracy", "num_prompts": 500, "samples_per_prompt": 2}
+    found |= {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "num_assistant_tokens": 5, "max_new_tokens": 12}
+    return found | changes
 
 
 class Listener(RoundStreamer):

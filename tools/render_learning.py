@@ -1,4 +1,4 @@
-"""Render studies of token heads: their gain over lenience, its upper bound, and certified strictness."""
+"""Render studies of token heads: their gain over lenience, its upper bound, and calibrated strictness."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -55,8 +55,8 @@ def studies(folder: Path) -> dict[str, str]:
     if ceilings := _found(folder, "ceiling-{}.json"):
         parts["Upper bound of the gain"] = _ceilings(ceilings)
     calibrated = [folder / name for name in COMMANDS if name.startswith("calibration")]
-    certified = [_calibration(json.loads(path.read_text())) for path in calibrated if path.is_file()]
-    return {**parts, "Certified strictness": "\n\n".join(certified)}
+    calibrations = [_calibration(json.loads(path.read_text())) for path in calibrated if path.is_file()]
+    return {**parts, "Calibrated strictness": "\n\n".join(calibrations)}
 
 
 def _found(folder: Path, pattern: str) -> dict[str, Found]:
@@ -152,7 +152,7 @@ def _calibration(found: Found) -> str:
     stated = [
         [
             f"{100 * row['max_drop']:g}",
-            percent(row["certified"]),
+            percent(row["found"]),
             percent(row["kept"]),
             _strictnesses(row["strictnesses"]),
         ]
@@ -166,18 +166,18 @@ def _calibration(found: Found) -> str:
         f"{found['prompts_per_calibration']} prompts each, resampled from the measured ones, at a confidence of "
         f"{found['confidence']:.0%}:"
     )
-    worst = "No strictness has a quality drop here, so no certificate could be wrong."
+    worst = "No strictness has a quality drop here, so no calibration could be wrong."
     if found["hardest"]:
         kept = percent(min(row["kept"] for row in found["hardest"]))
         worst = (
             "The hardest case is a tolerated drop just below the true drop of a strictness. There, at least "
-            f"{kept} of the calibrations certified no strictness with a larger drop."
+            f"{kept} of the calibrations found no strictness with a larger drop."
         )
     header = (
         "tolerated drop, points",
-        "certified a strictness",
+        "found a strictness",
         "true drop within it",
-        "certified strictness (count)",
+        "strictness (count)",
     )
     curve = table(("`diversed_strictness`", "accepted / drafted", "below the target, points"), rows_by_strictness)
     return "\n\n".join([note, curve, table(header, stated), worst])

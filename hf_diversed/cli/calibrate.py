@@ -1,9 +1,8 @@
-"""`hf-diversed calibrate`: the most permissive strictness of a head for each tolerated quality drop."""
+"""`hf-diversed calibrate`: the most permissive strictness of a head for a tolerated quality drop."""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -12,9 +11,8 @@ from rich.text import Text
 from hf_diversed.cli import preparing
 from hf_diversed.cli.options import MeasuringOptions, argument, existing_folder, option
 from hf_diversed.cli.terminal import console, notes
-from hf_diversed.evaluation.calibration import Tested
+from hf_diversed.evaluation.calibration import Tested, check_shares
 from hf_diversed.evaluation.calibration import calibrate as run
-from hf_diversed.evaluation.certification import FixedSequence
 from hf_diversed.evaluation.results import remove_results
 from hf_diversed.formatting import percent
 from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
@@ -27,15 +25,13 @@ from hf_diversed.running.files import write_json
 
 @dataclass(kw_only=True)
 class CalibrateOptions(MeasuringOptions):
-    """What to certify."""
+    """What to calibrate."""
 
     head: Path = argument(  # type: ignore[assignment]
-        "Folder of the head; the table of certified settings is written to it.", kind=existing_folder
+        "Folder of the head; the strictness is written to its configuration and card.", kind=existing_folder
     )
-    max_quality_drop: str = option(
-        "Tolerated drop below the target alone, in units of the metric; or several: 0.01,0.02.", "0.01"
-    )
-    confidence: float = option("Confidence of each certified setting, between 0 and 1.", 0.95)
+    max_quality_drop: float = option("Tolerated drop below the target alone, in units of the metric.", 0.01)
+    confidence: float = option("Confidence that the drop is within it, between 0 and 1.", 0.95)
     num_examples: int = option("Number of prompts.", 1000)
     samples_per_prompt: int = option("Number of completions of each prompt.", 2)
     num_assistant_tokens: int | None = option("Draft tokens per round; by default the head's own, or 5.")
@@ -45,10 +41,9 @@ class CalibrateOptions(MeasuringOptions):
 
 
 def calibrate(options: CalibrateOptions) -> None:
-    """Certify strictness settings for `generate(..., diversed_max_drop=)` and write them to the head's configuration
+    """Find the lowest strictness within a tolerated quality drop. It becomes the head's default, in its configuration
     and card. An interrupted run continues where it stopped."""
-    drops = preparing.numbers("--max-quality-drop", options.max_quality_drop, float)
-    FixedSequence(drops, options.confidence)  # validates both
+    check_shares(options.max_quality_drop, options.confidence)
     task = preparing.load_task(options)
     head = DiversedHead.from_pretrained(options.head).eval()
     settings = preparing.settings_of(
@@ -67,37 +62,43 @@ def calibrate(options: CalibrateOptions) -> None:
     if options.overwrite:
         remove_results(folder)
     with preparing.interruptible(folder, folder):
-        certified, tested = run(pair, prompted, examples, head, settings, drops, folder, confidence=options.confidence)
+        tested = run(
+            pair,
+            prompted,
+            examples,
+            head,
+            settings,
+            folder,
+            max_quality_drop=options.max_quality_drop,
+            confidence=options.confidence,
+        )
+    console.print(_table(tested, task.metric, options.max_quality_drop))
+    if tested[0].p_value > 1.0 - options.confidence:
+        sentence = (
+            f"No strictness was found for a drop of {options.max_quality_drop:g}, so the head is unchanged. More "
+            "prompts detect smaller drops."
+        )
+        notes.print(Text(sentence), soft_wrap=True)
+        return
     # The weights do not change: write configuration and card only.
     config = json.loads((options.head / CONFIG).read_text(encoding="utf-8"))
-    write_json(options.head / CONFIG, config | {"certified_drops": head.config.certified_drops})
+    found = {name: getattr(head.config, name) for name in ("strictness", "calibration")}
+    write_json(options.head / CONFIG, config | found)
     records = read_records(options.head)
     (options.head / CARD).write_bytes(publication(head, records, folder=str(options.head))[CARD])
-    console.print(_table(tested, task.metric))
-    _report(drops, certified)
+    sentence = (
+        f"The head's default strictness is now {head.config.strictness:g}: a drop of at most "
+        f"{options.max_quality_drop:g} at {options.confidence:.0%} confidence."
+    )
+    console.print(Text(sentence), soft_wrap=True)
 
 
-def _table(tested: list[Tested], metric: str) -> Table:
+def _table(tested: list[Tested], metric: str, max_quality_drop: float) -> Table:
     """Return a table with one line per tested strictness."""
     table = Table(header_style="bold", box=box.SIMPLE)
-    drops = list(tested[0].p_values)
-    headers = ("strictness", "accepted", f"drop in\n{metric}", *(f"p-value of\na drop > {drop:g}" for drop in drops))
-    for header in headers:
+    for header in ("strictness", "accepted", f"drop in\n{metric}", f"p-value of\na drop > {max_quality_drop:g}"):
         table.add_column(header, justify="right")
     for result in tested:
-        p_values = (result.p_values.get(drop) for drop in drops)
-        cells = ["-" if value is None else f"{value:.4f}" for value in p_values]
-        table.add_row(f"{result.strictness:g}", percent(result.acceptance_rate), percent(result.drop), *cells)
+        shares = percent(result.acceptance_rate), percent(result.drop)
+        table.add_row(f"{result.strictness:g}", *shares, f"{result.p_value:.4f}")
     return table
-
-
-def _report(drops: list[float], certified: list[dict[str, Any]]) -> None:
-    by_drop = {entry["max_drop"]: entry for entry in certified}
-    for drop in sorted(drops):
-        if drop in by_drop:
-            entry = by_drop[drop]
-            sentence = f"diversed_max_drop={drop:g} uses strictness {entry['strictness']:g}"
-            console.print(Text(f"{sentence}, at {entry['confidence']:.0%} confidence."), soft_wrap=True)
-        else:
-            sentence = f"No strictness was certified for a drop of {drop:g}: more prompts detect smaller drops."
-            notes.print(Text(sentence), soft_wrap=True)

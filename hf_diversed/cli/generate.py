@@ -26,7 +26,7 @@ from hf_diversed.zoo.loader import WEIGHTS
 
 
 DEFAULT = "lenience:0.3"  # the verifier without a head
-_SETTINGS = ("strictness", "max_bias", "bias_budget", "max_ratio", "max_drop")
+_SETTINGS = ("strictness", "max_bias", "bias_budget", "max_ratio")
 
 
 @dataclass(kw_only=True)

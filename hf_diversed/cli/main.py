@@ -21,7 +21,7 @@ COMMANDS = {
     "label": ("label", "label", "Measure what keeping rejected draft tokens costs, for train --labels."),
     "evaluate": ("evaluate", "evaluate", "Measure quality, acceptance and cost of methods on a task."),
     "frontier": ("evaluate", "frontier", "Sweep the parameter of method families on a task."),
-    "calibrate": ("calibrate", "calibrate", "Certify the strictness of a head for tolerated quality drops."),
+    "calibrate": ("calibrate", "calibrate", "Find the strictness of a head for a tolerated quality drop."),
     "compile": ("compile", "compile_rounds", "Compile the rounds of later calls, into a cache on disk."),
     "serve": ("serve", "serve", "Serve a pair with vLLM; unknown options are passed to vLLM."),
     "push": ("publish", "push", "Publish a head on the Hub."),

@@ -120,7 +120,6 @@ class VerifierOptions:
     )
     max_bias: float | None = option("Bound on TV(v, p) at each token.")
     max_ratio: float | None = option("Bound v <= max_ratio p at each token; at least 1, where 1 is lossless.")
-    max_drop: float | None = option("Tolerated quality drop, instead of a strictness; needs a calibrated head.")
     num_assistant_tokens: int | None = option("Draft tokens per round; by default the head's own, or 5.")
 
 

@@ -32,10 +32,9 @@ def serve(options: ServeOptions, more: list[str]) -> None:
     if options.draft is None and not any(word.startswith(("--spec", "-sc")) for word in more):
         raise ValueError('pass --draft, or vLLM\'s --speculative-config, for example \'{"method": "mtp", ...}\'.')
     settings = _settings(options)
-    length = options.num_assistant_tokens or DEFAULT_NUM_ASSISTANT_TOKENS
-    deployment = Deployment.build(settings, length, spell=lambda name: "--" + name.replace("_", "-"))
-    if options.num_assistant_tokens is None and deployment.head is not None:
-        length = deployment.head.config.num_assistant_tokens or length
+    deployment = Deployment.build(settings, spell=lambda name: "--" + name.replace("_", "-"))
+    of_head = None if deployment.head is None else deployment.head.config.num_assistant_tokens
+    length = options.num_assistant_tokens or of_head or DEFAULT_NUM_ASSISTANT_TOKENS
     command = serving.serve_command(options.target, options.draft, settings, length, more)
     if options.dry_run:
         print(shlex.join(command))

@@ -1,5 +1,12 @@
-"""Choose the strictness for a tolerated quality drop: measure and test each one against the target alone."""
+"""Choose the strictness for a tolerated quality drop: measure and test each one against the target alone.
 
+Quality is a reward in [0, 1]; a drop is the target's mean reward minus that of relaxed decoding. Prompts are the
+independent units: the samples of each are averaged first.
+
+Letters: P prompts, S samples of each.
+"""
+
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,25 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from hf_diversed.blocks import DecodingContext
 from hf_diversed.evaluation.calls import Task
-from hf_diversed.evaluation.certification import FixedSequence, paired_drops
 from hf_diversed.evaluation.evaluate import evaluate
 from hf_diversed.evaluation.results import Results, read_results
 from hf_diversed.evaluation.settings import EvaluationSettings
 from hf_diversed.formatting import PLAIN
 from hf_diversed.head import DiversedHead
-from hf_diversed.provenance import module_digest
-from hf_diversed.running.decode import Decoder
-from hf_diversed.running.methods import Method
 from hf_diversed.running.pair import Pair
-from hf_diversed.running.prompts import encode
-from hf_diversed.verifiers.certified import certified_entries, conditions_of
-from hf_diversed.verifiers.diversed import DiversedVerifier
 
 
 # Strict to permissive. Below the last one nearly every draft token is accepted.
 STRICTNESSES = tuple(place / 20 for place in range(19, 0, -1))
+_LARGEST_BET = 0.75  # below 1, so that a single prompt cannot end the test
+_BETS_SUIT = math.log(1 / 0.05)  # chosen for level 0.05; bets independent of the level keep decisions monotone in it
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,13 @@ class Tested:
 
     Attributes:
         drop: the target's mean reward minus that at this strictness. acceptance_rate: None if nothing was drafted.
-        p_values: of "the drop is larger", by tolerated drop, for drops that no stricter setting has failed.
+        p_value: of "the drop is larger than tolerated".
     """
 
     strictness: float
     drop: float
     acceptance_rate: float | None
-    p_values: Mapping[float, float]
+    p_value: float
 
 
 def calibrate(
@@ -49,68 +50,75 @@ def calibrate(
     examples: Sequence[Mapping[str, Any]],
     head: DiversedHead,
     settings: EvaluationSettings,
-    max_drops: Sequence[float],
     output: Path,
     *,
+    max_quality_drop: float = 0.01,
     confidence: float = 0.95,
     strictnesses: Sequence[float] = STRICTNESSES,
-) -> tuple[list[dict[str, Any]], list[Tested]]:
-    """Find the most permissive strictness for each tolerated quality drop, by fixed-sequence testing.
+) -> list[Tested]:
+    """Find the most permissive strictness for a tolerated quality drop, by fixed-sequence testing.
 
-    The certificates are also stored in `head.config.certified_drops`. They replace earlier ones for the same
-    conditions, for other weights and of earlier versions.
+    Settings are tested from strict to permissive until the first that fails, so no correction is needed: with
+    probability `confidence` the chosen one has no larger mean drop than tolerated, on prompts of the same distribution
+    and with the same models and settings (Learn then Test, Angelopoulos et al., arXiv 2110.01052).
+
+    Sets `strictness` and `calibration` of the head's config. They do not change if no setting passes.
 
     Args:
         pair, task, examples: as in `evaluate`, with a draft model; prompts that the head was not trained on, from
             the same distribution as those of later calls.
         settings: as in `evaluate`, for one process and with `num_assistant_tokens` set.
-        max_drops: each in (0, 1), in units of the task's metric.
         output: a folder that stores every finished call, so that an interrupted calibration can continue.
-        confidence: probability that a certified strictness stays within its drop, for each drop separately.
-        strictnesses: values to test, from strict to permissive; measurement ends with the first that fails every drop.
+        max_quality_drop: tolerated drop, in (0, 1), in units of the task's metric.
+        confidence: probability that the chosen strictness stays within the drop, in (0, 1).
+        strictnesses: values to test, from strict to permissive.
 
     Returns:
-        The new certificates, one for each drop with a certified strictness, and all tested settings.
+        All tested settings; all but the last have passed. The last one has if its p-value is at most `1 - confidence`.
 
     Raises:
         ValueError: for values out of range, and as in `evaluate`.
     """
+    check_shares(max_quality_drop, confidence)
     if settings.num_assistant_tokens is None or settings.world_size > 1:
         raise ValueError("a calibration needs settings with `num_assistant_tokens`, and runs in one process.")
     if pair.draft is None:
-        raise ValueError("a calibration needs a draft model: prompt lookup cannot be certified.")
+        raise ValueError("a calibration needs a draft model: it does not support prompt lookup.")
     if list(strictnesses) != sorted(set(strictnesses), reverse=True):
         raise ValueError(f"`strictnesses` must fall from strict to permissive, got {list(strictnesses)}.")
-    sequence, tested = FixedSequence(max_drops, confidence), list[Tested]()
-    conditions = _conditions(pair, task, examples[0], head, settings)
+    tested: list[Tested] = []
+    found = None
     for strictness in strictnesses:
-        if not sequence.open:
-            break
         label = f"diversed@{strictness:g}"
         records = evaluate(pair, task, examples, [PLAIN, label], settings, head=head, output=output)
         results = read_results(output)
         drops = paired_drops(rewards(results, PLAIN), rewards(results, label))
         drops = drops[np.random.default_rng(settings.seed).permutation(len(drops))]  # a file may be sorted
         (record,) = (record for record in records if record["method"] == label)
-        tested.append(Tested(strictness, float(drops.mean()), record["acceptance_rate"], sequence.test(drops)))
-    shared = {
-        "confidence": float(confidence),
-        "task": task.name,
-        "metric": task.metric,
-        "num_prompts": len(drops),
-        "samples_per_prompt": settings.samples_per_prompt,
-        "head": module_digest(head),
-        **conditions,
-    }
-    found = []
-    for max_drop, count in sequence.passed.items():
-        if count:
-            best = tested[count - 1]
-            figures = {"strictness": best.strictness, "drop": best.drop, "acceptance_rate": best.acceptance_rate}
-            found.append({"max_drop": float(max_drop), **figures, **shared})
-    before = certified_entries(head.config.certified_drops or [], shared["head"])
-    head.config.certified_drops = [entry for entry in before if not conditions.items() <= entry.items()] + found
-    return found, tested
+        p = p_value(drops, max_quality_drop)
+        tested.append(Tested(strictness, float(drops.mean()), record["acceptance_rate"], p))
+        if p > 1.0 - confidence:
+            break
+        found = tested[-1]
+    if found is not None:
+        head.config.strictness = found.strictness
+        head.config.calibration = {
+            "strictness": found.strictness,
+            "max_quality_drop": float(max_quality_drop),
+            "confidence": float(confidence),
+            "drop": found.drop,
+            "acceptance_rate": found.acceptance_rate,
+            "task": task.name,
+            "metric": task.metric,
+            "num_prompts": len(drops),
+            "samples_per_prompt": settings.samples_per_prompt,
+            "temperature": float(settings.temperature),
+            "top_k": settings.top_k,
+            "top_p": float(settings.top_p),
+            "num_assistant_tokens": settings.num_assistant_tokens,
+            "max_new_tokens": settings.max_new_tokens or task.max_new_tokens,
+        }
+    return tested
 
 
 def rewards(results: Results, label: str) -> np.ndarray:
@@ -122,22 +130,56 @@ def rewards(results: Results, label: str) -> np.ndarray:
     return found
 
 
-class _Probe(DiversedVerifier):
-    """A verifier that stores the context of its last call."""
+def paired_drops(reference: np.ndarray, relaxed: np.ndarray) -> np.ndarray:
+    """Return the drop of every prompt, `[P]` in [-1, 1], from rewards `[P, S]` of the target and of relaxed decoding.
 
-    context: DecodingContext
+    Raises:
+        ValueError: if rewards lie outside [0, 1] or belong to different prompts.
+    """
+    rewards = [np.asarray(values, dtype=np.float64) for values in (reference, relaxed)]
+    if any(values.ndim != 2 for values in rewards) or len(rewards[0]) != len(rewards[1]) or not rewards[0].size:
+        raise ValueError(f"rewards must be [prompts, samples] of the same prompts, got {[x.shape for x in rewards]}.")
+    if not all(((values >= 0.0) & (values <= 1.0)).all() for values in rewards):
+        found = [float(bound) for values in rewards for bound in (values.min(), values.max())]
+        raise ValueError(f"rewards must lie in [0, 1], got {min(found)} to {max(found)}; rescale them.")
+    return rewards[0].mean(axis=1) - rewards[1].mean(axis=1)
 
-    def for_call(self, context: DecodingContext) -> "_Probe":
-        self.context = context
-        return self
+
+def p_value(drops: np.ndarray, max_quality_drop: float) -> float:
+    """Return the p-value of "the mean drop is above `max_quality_drop`", for any number of prompts and distribution.
+
+    A test by betting: the capital grows with each prompt whose drop lies below the tolerated one, and each bet depends
+    on earlier prompts only. Under the hypothesis the capital is a supermartingale, so by Ville's inequality it exceeds
+    1/p with probability at most p (Waudby-Smith and Ramdas, arXiv 2010.09686, with their predictable plug-in bets for
+    a fixed number of prompts). The bets adapt to the variance of the drops, which makes the test far tighter than
+    worst-case bounds such as Hoeffding-Bentkus (Bates et al., arXiv 2101.02703). The p-value does not increase with
+    `max_quality_drop`.
+
+    Args:
+        drops: `[P]` in [-1, 1], of prompts drawn independently from one distribution, in an order independent of them.
+        max_quality_drop: in (0, 1).
+
+    Raises:
+        ValueError: for values out of range.
+    """
+    drops = np.asarray(drops, dtype=np.float64)
+    if drops.ndim != 1 or not len(drops) or not (np.abs(drops) <= 1.0).all():
+        raise ValueError("`drops` must be at least one value in [-1, 1], one per prompt; average samples first.")
+    check_shares(max_quality_drop)
+    counts = np.arange(1, len(drops) + 1)
+    mean = np.cumsum(drops) / (counts + 1)
+    variance = (1.0 + np.cumsum((drops - mean) ** 2)) / (counts + 1)
+    variance = np.concatenate([[1.0], variance[:-1]])  # the estimate before each prompt
+    bets = np.minimum(_LARGEST_BET, np.sqrt(2.0 * _BETS_SUIT / (len(drops) * variance)))
+    log_capital = np.cumsum(np.log1p(bets * (max_quality_drop - drops)))
+    return float(math.exp(-max(0.0, log_capital.max())))
 
 
-def _conditions(
-    pair: Pair, task: Task, example: Mapping[str, Any], head: DiversedHead, settings: EvaluationSettings
-) -> dict[str, Any]:
-    """Return the conditions of later calls, from a call of one token: the target's own config can add processors."""
-    sampling = settings.sampling(task.stop_strings, task.max_new_tokens)
-    probe = _Probe(head)
-    prompts = encode(pair.tokenizer, [task.prompt(example)], settings.add_special_tokens)
-    Decoder(pair, sampling)(Method("probe", probe), prompts, seed=0, max_new_tokens=1)
-    return conditions_of(probe.context) | {"max_new_tokens": sampling.max_new_tokens}
+def check_shares(max_quality_drop: float, confidence: float = 0.95) -> None:
+    """Raise ValueError unless both values lie strictly between 0 and 1."""
+    for name, value, advice in (
+        ("max_quality_drop", max_quality_drop, "0.01 tolerates one point."),
+        ("confidence", confidence, "0.95 is wrong in one of 20 calibrations."),
+    ):
+        if isinstance(value, str) or not 0.0 < value < 1.0:  # also refuses NaN
+            raise ValueError(f"`{name}` must lie between 0 and 1, got {value!r}; {advice}")

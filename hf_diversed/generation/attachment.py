@@ -14,7 +14,7 @@ from hf_diversed import _compat
 from hf_diversed.generation import checks
 from hf_diversed.generation.options import HEAD_SETTINGS, Options
 from hf_diversed.generation.patching import install_hook
-from hf_diversed.generation.request import Attached, check_settings, resolve_verifier
+from hf_diversed.generation.request import Attached, resolve_verifier
 from hf_diversed.head import DiversedHead
 from hf_diversed.verifiers import Verifier
 
@@ -123,7 +123,6 @@ def attach(
         checks.check_model(candidate, role)
     if verifier is not None:
         resolve_verifier(None, verifier, **options.head_settings())
-    check_settings(options.head_settings())
     install_hook()
     return _keep_beside(_compat.base_model(model), Attached(assistant_model, options, num_assistant_tokens))
 

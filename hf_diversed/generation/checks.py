@@ -77,7 +77,7 @@ def check_request(request: Request) -> None:
 
 
 def check_verifier(verifier: Verifier, context: DecodingContext) -> None:
-    """Raise ValueError if a verifier does not support a call."""
+    """Raise ValueError if a verifier does not support a call, and log its remarks once."""
     name = type(verifier).__name__
     if verifier.greedy_only and context.temperature != 0.0:
         raise ValueError(f"{name} is defined for greedy decoding only; pass do_sample=False.")
@@ -85,17 +85,19 @@ def check_verifier(verifier: Verifier, context: DecodingContext) -> None:
         raise ValueError(
             f'{name}.needs_hidden_states must be False, True or "target", got {verifier.needs_hidden_states!r}.'
         )
-    if context.draft is None and verifier.needs_hidden_states is True:
+    if context.draft_hidden_size is None and verifier.needs_hidden_states is True:
         raise ValueError(
             f"{name} needs hidden states of a draft model, which prompt lookup (prompt_lookup_num_tokens) "
             'lacks; use a head with features="distribution", or an assistant_model.'
         )
-    if context.draft is None and verifier.needs_draft_confidence:
+    if context.draft_hidden_size is None and verifier.needs_draft_confidence:
         raise ValueError(
             f"{verifier!r} needs probabilities of a draft model, which prompt lookup (prompt_lookup_num_tokens) "
             "lacks; use a verifier that needs only p and the draft token, or an assistant_model."
         )
     verifier.check(context)
+    for remark in verifier.remarks(context):
+        logger.warning_once(remark)
 
 
 def check_architecture(model: PreTrainedModel, role: str) -> None:

@@ -127,9 +127,7 @@ class DiversedCandidateGenerator(CandidateGenerator):
             self.model(self.rows.last(self._behind)[:, :-2], starts, keep=1)
             self._behind = 2
 
-    def get_candidates(
-        self, input_ids: torch.LongTensor, *args, **kwargs
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def get_candidates(self, input_ids: torch.LongTensor, *args, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Draft up to `gamma` tokens for a single row.
 
         Args:

@@ -20,7 +20,6 @@ HEAD_SETTINGS = {
     "max_bias": "diversed_max_bias",
     "bias_budget": "diversed_bias_budget",
     "max_ratio": "diversed_max_ratio",
-    "max_drop": "diversed_max_drop",
 }
 
 
@@ -34,7 +33,6 @@ class Options:
     diversed_max_bias: "float | list[float] | torch.Tensor | None" = None
     diversed_bias_budget: "float | list[float] | torch.Tensor | None" = None
     diversed_max_ratio: "float | list[float] | torch.Tensor | None" = None
-    diversed_max_drop: "float | list[float] | torch.Tensor | None" = None
     diversed_temperature: "list[float] | torch.Tensor | None" = None
     output_token_records: bool | None = None
 

@@ -150,12 +150,12 @@ def plan(request: Request) -> Plan:
     # A `MaxLengthCriteria` of the caller takes precedence; at least one token is generated.
     length = min(criteria.max_lengths, default=config.max_length)
     max_length = max(length, request.input_ids.shape[1] + 1)
-    assert request.verifier is not None
-    gamma = draft_length(config, request.num_assistant_tokens, request.verifier, assistant)
+    verifier = request.verifier
+    assert verifier is not None
+    gamma = draft_length(config, request.num_assistant_tokens, verifier, assistant)
     is_adaptive = ADAPTIVE in _schedules(request)
     temperatures = row_temperatures(request.temperatures, config, request.input_ids)
-    context = _context(request, draft, max_length, None if is_adaptive else gamma, temperatures)
-    verifier = _prepared_verifier(request.verifier, context)
+    checks.check_verifier(verifier, _context(request, draft, temperatures))
     gamma, max_gamma = _within_length(gamma, is_adaptive, max_length - request.input_ids.shape[1] - 1, config)
     rows = RaggedRows(
         request.input_ids, max_length, max_gamma, criteria.eos_ids, _compat.pad_token_id(config), temperatures
@@ -205,18 +205,11 @@ def _within_length(gamma: int, is_adaptive: bool, remaining: int, config: Genera
     return min(gamma, max_gamma), max_gamma
 
 
-def _context(
-    request: Request,
-    draft: PreTrainedModel | None,
-    max_length: int,
-    num_assistant_tokens: int | None,
-    temperatures: torch.Tensor | None,
-) -> DecodingContext:
-    config, batch_size = request.config, len(request.input_ids)
-    temperature, top_k, top_p = 0.0, 0, 1.0
+def _context(request: Request, draft: PreTrainedModel | None, temperatures: torch.Tensor | None) -> DecodingContext:
+    config, batch_size, assistant = request.config, len(request.input_ids), request.assistant_model
+    temperature = 0.0
     if config.do_sample:
         temperature = 1.0 if config.temperature is None else config.temperature
-        top_k, top_p = config.top_k or 0, 1.0 if config.top_p is None else config.top_p
     return DecodingContext(
         batch_size=batch_size,
         num_prompts=batch_size // (config.num_return_sequences or 1),
@@ -226,23 +219,9 @@ def _context(
         draft_hidden_size=None if draft is None else _compat.hidden_width(draft),
         target_name=_compat.model_name(request.model),
         draft_name="" if draft is None else _compat.model_name(draft),
-        num_assistant_tokens=num_assistant_tokens,
-        top_k=top_k,
-        top_p=top_p,
-        max_new_tokens=max_length - request.input_ids.shape[1],
-        processors=tuple(request.processors),
-        target=request.model,
-        draft=draft,
+        target=_compat.base_model(request.model),
+        draft=None if assistant is None else _compat.base_model(assistant),
     )
-
-
-def _prepared_verifier(verifier: Verifier, context: DecodingContext) -> Verifier:
-    """Return the verifier adapted to this call. Raises ValueError if it does not support the call."""
-    verifier = verifier.for_call(context)
-    checks.check_verifier(verifier, context)
-    for remark in verifier.remarks(context):
-        logger.warning_once(remark)
-    return verifier
 
 
 def _schedule(request: Request, engine: Engine, gamma: int, max_gamma: int) -> AdaptiveSchedule:

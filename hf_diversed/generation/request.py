@@ -19,13 +19,11 @@ from hf_diversed import _compat
 from hf_diversed.generation.options import HEAD_SETTINGS, Options
 from hf_diversed.head import DiversedHead, load_head
 from hf_diversed.sampling import RandomSource
-from hf_diversed.verifiers import CertifiedVerifier, DiversedVerifier, Verifier, build_verifier
+from hf_diversed.verifiers import DiversedVerifier, Verifier, build_verifier
 
 
 # Sources of draft tokens other than a draft model.
 DRAFT_MODES = ("prompt_lookup_num_tokens", "assistant_early_exit")
-# These two settings are mutually exclusive.
-_EXCLUSIVE = {"strictness", "max_drop"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,8 +120,7 @@ def _first_settings(sources: list[Callable[[str], Any]]) -> dict[str, Any]:
     """Return each setting of a head from the first source that has it."""
     settings: dict[str, Any] = {}
     for source in sources:
-        taken = {*settings, *(_EXCLUSIVE if settings.keys() & _EXCLUSIVE else ())}
-        found = {setting: source(argument) for setting, argument in HEAD_SETTINGS.items() if setting not in taken}
+        found = {setting: source(argument) for setting, argument in HEAD_SETTINGS.items() if setting not in settings}
         settings |= {setting: value for setting, value in found.items() if value is not None}
     return settings
 
@@ -144,7 +141,7 @@ def resolve_verifier(
     Args:
         diversed_head: head, or its folder or Hub id. verifier: verifier, or its name; exclusive with `diversed_head`.
         device: of the head, where it is loaded by name.
-        settings: arguments of `DiversedVerifier`, None for its defaults; or `max_drop`, for a `CertifiedVerifier`.
+        settings: arguments of `DiversedVerifier`, None for its defaults.
 
     Raises:
         ValueError: for conflicting arguments, unknown names, and settings without a head.
@@ -155,12 +152,7 @@ def resolve_verifier(
     if diversed_head is not None:
         if isinstance(diversed_head, (str, os.PathLike)):
             diversed_head = load_head(os.fspath(diversed_head), device)
-        check_settings(given)
-        return (
-            CertifiedVerifier(diversed_head, **given)
-            if "max_drop" in given
-            else DiversedVerifier(diversed_head, **given)
-        )
+        return DiversedVerifier(diversed_head, **given)
     if given:
         raise ValueError(
             f"{' and '.join(HEAD_SETTINGS[name] for name in given)} can only be used with a head: pass "
@@ -169,13 +161,3 @@ def resolve_verifier(
     if isinstance(verifier, str):
         return build_verifier(verifier)
     return verifier
-
-
-def check_settings(settings: dict[str, Any]) -> None:
-    """Raise ValueError if `max_drop` is combined with another setting."""
-    others = [HEAD_SETTINGS[name] for name in settings if name != "max_drop"]
-    if "max_drop" in settings and others:
-        raise ValueError(
-            f"diversed_max_drop sets the certified strictness and cannot be combined with {' and '.join(others)}; "
-            "pass only one of them."
-        )

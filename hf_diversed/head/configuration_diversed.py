@@ -40,14 +40,13 @@ def _number(low: float, high: float, optional: bool = False) -> Rule:
 
 
 _TEMPERATURE = "a number >= 0", lambda value: _is_number(value) and 0 <= value < math.inf
-_STRING: Rule = "a string", lambda value: isinstance(value, str)
 _WIDTH, _TEXT = _integer(2**17), ("a string or None", lambda value: value is None or isinstance(value, str))
 _COUNT, _GAMMA = _integer(2**31), _integer(64)
-# Fields of one entry of `certified_drops`, written by `hf-diversed calibrate`.
-CERTIFIED: dict[str, Rule] = {
-    "max_drop": _number(0, 1),
-    "confidence": _number(0, 1),
+# Fields of `calibration`, written by `hf-diversed calibrate`.
+CALIBRATION: dict[str, Rule] = {
     "strictness": _number(0, 1),
+    "max_quality_drop": _number(0, 1),
+    "confidence": _number(0, 1),
     "drop": _number(-1, 1),
     "acceptance_rate": _number(0, 1, optional=True),
     "task": _TEXT,
@@ -58,33 +57,16 @@ CERTIFIED: dict[str, Rule] = {
     "top_k": ("an integer from 0", lambda value: type(value) is int and 0 <= value < 2**31),
     "top_p": _number(0, 1),
     "num_assistant_tokens": _GAMMA,
-    "head": _STRING,
     "max_new_tokens": _COUNT,
-    "processors": (
-        "a list of strings",
-        lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
-    ),
-    "dtype": _STRING,
-    "target": _STRING,
-    "draft": _STRING,
 }
-# Fields that entries of earlier versions lack. Such entries can be loaded but are not used.
-_LATER = {"max_new_tokens", "processors", "dtype", "target", "draft"}
 
 
-def _are_certified(value: Any) -> bool:
-    required = CERTIFIED.keys() - _LATER
+def _is_calibration(value: Any) -> bool:
     return value is None or (
-        isinstance(value, list)
-        and all(isinstance(entry, dict) and required <= entry.keys() <= CERTIFIED.keys() for entry in value)
-        and all(CERTIFIED[name][1](item) for entry in value for name, item in entry.items())
+        isinstance(value, dict)
+        and value.keys() == CALIBRATION.keys()
+        and all(CALIBRATION[name][1](item) for name, item in value.items())
     )
-
-
-def _rename_strictness(entry: Any) -> Any:
-    if not isinstance(entry, dict) or "quality" not in entry:
-        return entry
-    return {"strictness" if name == "quality" else name: value for name, value in entry.items()}
 
 
 # All allowed entries. Configurations on the Hub are untrusted, so no others are passed to transformers.
@@ -106,9 +88,10 @@ _RULES: dict[str, Rule] = {
         f"{_TEMPERATURE[0]}, or None",
         lambda value: value is None or _TEMPERATURE[1](value),
     ),
-    "certified_drops": (
-        f"None, or a list of what `hf-diversed calibrate` writes ({', '.join(CERTIFIED)})",
-        _are_certified,
+    "strictness": _number(0, 1),
+    "calibration": (
+        f"None, or what `hf-diversed calibrate` writes ({', '.join(CALIBRATION)})",
+        _is_calibration,
     ),
     "base_model_name_or_path": _TEXT,
     "base_model_revision": _TEXT,
@@ -152,9 +135,10 @@ class DiversedHeadConfig(PreTrainedConfig):
         base_model_name_or_path, base_model_revision: the target model. assistant_model_name_or_path,
             assistant_model_revision: the draft model; "prompt lookup" without a draft model.
         vocab_size: of the target model; None if unknown.
-        certified_drops: results of `hf-diversed calibrate`, one entry per certified value of `strictness`: the bound
-            on its drop in quality (`max_drop`), the settings, and a digest of the head's weights (`head`) for which
-            the entry is valid. None for a head that is not calibrated.
+        strictness: used when a call passes no `diversed_strictness`, 0 to 1; 0.5 is the head as trained.
+        calibration: result of `hf-diversed calibrate`, which also sets `strictness`: that strictness, the bound on its
+            drop in quality (`max_quality_drop`) with its confidence, the measured drop, and the settings. None for a
+            head that is not calibrated.
         kwargs: `dtype` and `architectures`, as in `PreTrainedConfig`; unknown names are dropped with a warning.
 
     Raises:
@@ -182,7 +166,8 @@ class DiversedHeadConfig(PreTrainedConfig):
     assistant_model_name_or_path: str | None = None
     assistant_model_revision: str | None = None
     vocab_size: int | None = None
-    certified_drops: list[dict[str, Any]] | None = None
+    strictness: float = 0.5
+    calibration: dict[str, Any] | None = None
 
     def __init__(self, target_hidden_size: int = 1, draft_hidden_size: int = 1, **kwargs):
         # Defined here because the constructor that transformers generates takes only keyword arguments.
@@ -193,8 +178,6 @@ class DiversedHeadConfig(PreTrainedConfig):
             logger.warning(
                 "Unknown entries in the configuration of a head are ignored: %.500s.", ", ".join(map(repr, unknown))
             )
-        if isinstance(settings["certified_drops"], list):  # heads saved when strictness was named quality
-            settings["certified_drops"] = [_rename_strictness(entry) for entry in settings["certified_drops"]]
         super().__init__(**{name: value for name, value in kwargs.items() if name in _RULES})
         for name, value in (sizes | settings).items():
             setattr(self, name, value)

@@ -16,6 +16,7 @@ from hf_diversed.hub.metadata import SCRIPT_TAG, by_strictness, card_data, hub_i
 from hf_diversed.hub.records import LICENSE
 from hf_diversed.provenance import publishable
 from hf_diversed.tasks import TASKS
+from hf_diversed.verifiers.diversed import AS_TRAINED
 
 
 TEMPLATE = Path(__file__).parent / "templates" / "head_card.md"
@@ -76,9 +77,9 @@ def render_card(
         **_about_pair(config, evaluation),
         **_about_decoding(config, own, training.get("training") or {}),
         **_about_results(records, own, evaluation),
-        certified=_certified(config),
         **_about_training(training),
         points=_points,
+        percent=percent,
     )
     return card.rstrip("\n") + "\n"
 
@@ -134,6 +135,7 @@ def _about_results(
         "setting": _setting(own),
         "evaluated_with": _made_with(evaluation.get("provenance") or {}),
         "strictness": _strictness(records, own),
+        "as_trained": AS_TRAINED,
     }
 
 
@@ -203,26 +205,6 @@ def _strictness(records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]
     return [header] + [
         [f"{value:g}", *_figures(record), number(record.get("block_efficiency"))] for value, record in found.items()
     ]
-
-
-def _certified(config: DiversedHeadConfig) -> list[list[Any]]:
-    """Return the table of certified drops and the strictness certified for each."""
-    if not config.certified_drops:
-        return []
-    header = [
-        Markup("`diversed_max_drop`"), "confidence", Markup("`diversed_strictness`"), "measured drop",
-        "accepted / drafted", "prompts x samples", "temperature", "top_k", "top_p", "draft tokens per round",
-        "task, metric",
-    ]  # fmt: skip
-    return [header] + [
-        [
-            f"{entry['max_drop']:g}", f"{entry['confidence']:g}", f"{entry['strictness']:g}", percent(entry["drop"]),
-            percent(entry["acceptance_rate"]), f"{entry['num_prompts']} x {entry['samples_per_prompt']}",
-            f"{entry['temperature']:g}", f"{entry['top_k']}", f"{entry['top_p']:g}",
-            f"{entry['num_assistant_tokens']}", ", ".join(filter(None, (entry["task"], entry["metric"]))),
-        ]
-        for entry in config.certified_drops
-    ]  # fmt: skip
 
 
 def _figure_names(own: Mapping[str, Any]) -> list[str]:

@@ -12,8 +12,9 @@ from huggingface_hub.utils import validate_repo_id
 
 from hf_diversed.head import LOOKED_UP, DiversedHeadConfig
 from hf_diversed.hub.records import LICENSE
-from hf_diversed.running.methods import AS_TRAINED, DIVERSED, MethodName
+from hf_diversed.running.methods import DIVERSED, MethodName
 from hf_diversed.tasks import TASKS, HubSource
+from hf_diversed.verifiers.diversed import AS_TRAINED
 
 
 TAGS = ("diversed", "speculative-decoding", "arxiv:2604.07622")

@@ -23,12 +23,12 @@ from hf_diversed.verifiers import (
     Verifier,
     build_verifier,
 )
+from hf_diversed.verifiers.diversed import AS_TRAINED
 
 
 # Sampling arguments of `generate` that remove tokens from the target's distribution.
 TRUNCATIONS = ("top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 DIVERSED, UPSTREAM = "diversed", "upstream"
-AS_TRAINED = 0.5  # the strictness of "diversed" without "@"
 
 
 @dataclass(frozen=True)
@@ -161,9 +161,9 @@ def build_methods(
     Args:
         specs: "target" (the target alone), "target:top_p=0.9" and the like (the target alone with some of
             `TRUNCATIONS`, separated by colons), "lossless", a verifier with its parameters ("static:0.7",
-            "spec_cascade:token_v3:0.5"), "diversed" (the given head) or "diversed:<folder or Hub id>", either with an
-            optional "@<strictness>", a pair (label, verifier), or a `Method`. A number after the last @ is the
-            strictness, anything else a revision: "diversed:org/head@main@0.5".
+            "spec_cascade:token_v3:0.5"), "diversed" (the given head as trained) or "diversed:<folder or Hub id>",
+            either with an optional "@<strictness>", a pair (label, verifier), or a `Method`. A number after the last
+            @ is the strictness, anything else a revision: "diversed:org/head@main@0.5".
         head: the head of "diversed": an instance, a folder or a Hub id.
         device: the device of loaded heads.
 

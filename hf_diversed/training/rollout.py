@@ -16,6 +16,7 @@ from hf_diversed.running.pair import Pair
 from hf_diversed.running.prompts import Prompt, encode, plan_batches
 from hf_diversed.running.sampling import Sampling
 from hf_diversed.verifiers import DiversedVerifier, LosslessVerifier
+from hf_diversed.verifiers.diversed import AS_TRAINED
 from hf_diversed.verifiers.learned import Decisions
 
 
@@ -96,7 +97,7 @@ class Sampler:
             batch_size: rows per batch; None for `settings.batch_size`.
             keep_inputs: whether to record the head's inputs, `[M, ...]`, for updates; if False, `inputs` is empty.
         """
-        verifier = self.verifier_class(head)
+        verifier = self.verifier_class(head, strictness=AS_TRAINED)
         verifier.keeps_inputs = keep_inputs
         verifier.records_bias = self.records_bias
         method = Method("relaxed", verifier)

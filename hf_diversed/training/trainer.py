@@ -32,6 +32,7 @@ from hf_diversed.training.references import ReferenceRewards
 from hf_diversed.training.rollout import Sampler
 from hf_diversed.training.run_folder import check_writable, sole_run
 from hf_diversed.training.scoring import Rows, Scorer, gathered, known, mean, merged, standard_error
+from hf_diversed.verifiers.diversed import AS_TRAINED
 from hf_diversed.verifiers.learned import Decisions
 
 
@@ -118,6 +119,7 @@ class DiversedTrainer(AtomicCheckpoints):
         self._fresh = head is None
         head = head or fresh_head(target, draft, args)
         head.config.task = task or head.config.task
+        head.config.strictness, head.config.calibration = AS_TRAINED, None  # valid for the earlier weights only
         args.set_head_defaults(head.needs_token)
         settings = Sampling(
             temperature=args.temperature,

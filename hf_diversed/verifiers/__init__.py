@@ -6,7 +6,6 @@ from hf_diversed.formatting import did_you_mean
 from hf_diversed.verifiers.base import DistributionVerifier, Verifier
 from hf_diversed.verifiers.block import BlockVerifier
 from hf_diversed.verifiers.cactus import CactusVerifier
-from hf_diversed.verifiers.certified import CertifiedVerifier
 from hf_diversed.verifiers.contrastive import ContrastiveVerifier
 from hf_diversed.verifiers.diversed import DiversedVerifier
 from hf_diversed.verifiers.fly import FLyVerifier
@@ -94,7 +93,6 @@ __all__ = [
     "VERIFIERS",
     "BlockVerifier",
     "CactusVerifier",
-    "CertifiedVerifier",
     "ContrastiveVerifier",
     "DistributionVerifier",
     "DiversedVerifier",

@@ -52,13 +52,6 @@ class Verifier:
     def check(self, context: DecodingContext) -> None:
         """Raise ValueError, before any forward pass, if this verifier does not support the call."""
 
-    def for_call(self, context: DecodingContext) -> "Verifier":
-        """Return the verifier to use for a call: `self`, unless it depends on the call's settings.
-
-        Raises ValueError, before any forward pass, if no verifier fits these settings.
-        """
-        return self
-
     def strictness_per_row(self) -> Sequence[float]:
         """Return the strictness for the statistics: one value, or one per prompt or row; empty without strictness."""
         return ()
@@ -177,18 +170,13 @@ class CompositeVerifier(Verifier):
     """Base class of verifiers that combine other verifiers; its requirements are the union of theirs.
 
     Raises:
-        TypeError: if a part is not a verifier. ValueError: if a part overrides `for_call`, which is not called here.
+        TypeError: if a part is not a verifier.
     """
 
     def __init__(self, *parts: Verifier):
         for part in parts:
             if not isinstance(part, Verifier):
                 raise TypeError(f"{type(self).__name__} takes verifiers, got {type(part).__name__}; pass an instance.")
-            if type(part).for_call is not Verifier.for_call:
-                raise ValueError(
-                    f"{type(self).__name__} does not support {type(part).__name__}, which depends on the settings of "
-                    "a call; pass a verifier with fixed settings."
-                )
         self._parts = parts
         for name in ("needs_raw_logits", "needs_draft_confidence", "needs_input_ids", "needs_check", "greedy_only"):
             setattr(self, name, any(getattr(part, name) for part in parts))

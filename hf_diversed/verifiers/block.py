@@ -25,8 +25,7 @@ class BlockVerifier(CompositeVerifier):
             by default.
 
     Raises:
-        ValueError: if `verifier` has no emitted distribution or depends on the settings of a call
-            (`CertifiedVerifier`).
+        ValueError: if `verifier` has no emitted distribution.
     """
 
     def __init__(self, verifier: Verifier | None = None):

@@ -16,7 +16,7 @@ from hf_diversed.verifiers.learned import AcceptanceModel, MixtureScore, TokenSc
 from hf_diversed.verifiers.mixture import MixtureVerifier, Values, Weights, check_row_values, per_row, per_row_values
 
 
-_AS_TRAINED = 0.5
+AS_TRAINED = 0.5  # strictness
 
 
 @runtime_checkable
@@ -25,8 +25,8 @@ class Head(Protocol):
     optional.
 
     Attributes:
-        config: a `DiversedHeadConfig`, or an object with its fields: model names and sizes, vocabulary size,
-            temperature and draft length of the training.
+        config: a `DiversedHeadConfig`, or an object with its fields: model names and sizes, vocabulary size, default
+            strictness, temperature and draft length of the training.
         needs_hidden_states: True if the head reads both models' hidden states before the draft token; "target" if
             `target_after` is its only hidden state; else False.
     """
@@ -69,7 +69,7 @@ class DiversedVerifier(MixtureVerifier):
     Args:
         head: the trained `DiversedHead`.
         strictness: in [0, 1], one value, or one per prompt or row. 0 accepts every draft token, 0.5 is the head as
-            trained, 1 is lossless.
+            trained, 1 is lossless. None for the head's default, `config.strictness`.
         max_bias, bias_budget, max_ratio: see `MixtureVerifier`; applied after `strictness`. Heads with `lookahead` or
             `target_after` allow `max_ratio` only.
 
@@ -88,7 +88,7 @@ class DiversedVerifier(MixtureVerifier):
     def __init__(
         self,
         head: Head,
-        strictness: Values = 0.5,
+        strictness: Values | None = None,
         max_bias: Values | None = None,
         bias_budget: Values | None = None,
         max_ratio: Values | None = None,
@@ -108,7 +108,9 @@ class DiversedVerifier(MixtureVerifier):
         self.needs_hidden_states = head.needs_hidden_states
         self.num_assistant_tokens = head.config.num_assistant_tokens
         self.strictness: list[float] = per_row_values(
-            "strictness", strictness, "0 accepts every draft token, 0.5 is the head as trained, 1 is lossless."
+            "strictness",
+            head.config.strictness if strictness is None else strictness,
+            "0 accepts every draft token, 0.5 is the head as trained, 1 is lossless.",
         )
 
     @property
@@ -161,7 +163,7 @@ class DiversedVerifier(MixtureVerifier):
 
     def row_values(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
         values = super().row_values(batch_size, device)
-        if any(value != _AS_TRAINED for value in self.strictness):
+        if any(value != AS_TRAINED for value in self.strictness):
             values["strictness"] = per_row(self.strictness, batch_size, device)
         return values
 

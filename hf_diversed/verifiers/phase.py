@@ -25,8 +25,7 @@ class PhaseVerifier(CompositeVerifier):
         begin, end: token ids; they must differ. Left padding is treated like other tokens.
 
     Raises:
-        ValueError: if `begin` or `end` is not a token id, they are equal, or a verifier depends on the settings of a
-            call (`CertifiedVerifier`).
+        ValueError: if `begin` or `end` is not a token id, or they are equal.
 
     Example:
         ```python

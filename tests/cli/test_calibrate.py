@@ -1,11 +1,11 @@
-"""`hf-diversed calibrate` on the embedded pair: the table is saved in the head's folder and used from there."""
+"""`hf-diversed calibrate` on the embedded pair: the strictness is saved in the head's folder and used from there."""
 
 import json
 import shutil
 
 import pytest
 
-from hf_diversed import DiversedHead, load_demo_pair
+from hf_diversed import load_demo_pair
 from hf_diversed.zoo.loader import WEIGHTS
 from tests.commands import succeed
 
@@ -21,31 +21,38 @@ def calibrate(head, *options: str):
     return succeed(*call, "--max-new-tokens", "4", *options)
 
 
-def test_writes_what_generate_takes(head):
-    """Catches a table that is printed but not saved, settings lost from the configuration, and a card without it.
+def test_writes_what_generate_uses(head):
+    """Catches a result that is printed but not saved, settings lost from the configuration, and a card without it.
 
-    Four tokens contain no answer, so no strictness has a drop; eight prompts suffice to certify 0.9, but not 0.01.
+    Four tokens contain no answer, so no strictness has a drop; eight prompts suffice for a limit of 0.9.
     """
     before = json.loads((head / "config.json").read_text())
-    result = calibrate(head, "--max-quality-drop", "0.9,0.01", "--confidence", "0.9")
-    assert "diversed_max_drop=0.9 uses strictness 0.05, at 90% confidence." in result.output
-    assert "No strictness was certified for a drop of 0.01" in result.output
+    result = calibrate(head, "--max-quality-drop", "0.9", "--confidence", "0.9")
+    assert "The head's default strictness is now 0.05: a drop of at most 0.9 at 90% confidence." in result.output
     after = json.loads((head / "config.json").read_text())
-    assert after | {"certified_drops": None} == before | {"certified_drops": None}
-    (entry,) = after["certified_drops"]
-    assert (entry["max_drop"], entry["strictness"], entry["num_prompts"]) == (0.9, 0.05, 8)
+    found = after["calibration"]
+    assert after == before | {"calibration": found, "strictness": 0.05}
+    assert (found["max_quality_drop"], found["strictness"], found["num_prompts"]) == (0.9, 0.05, 8)
     card = (head / "README.md").read_text()
-    assert "### Certified drops" in card
-    assert "| 0.9 | 0.9 | 0.05 | 0.0% | " in card
+    assert "### Calibration" in card
+    assert "Strictness 0.05 was chosen" in card
     pair = load_demo_pair()
     inputs = pair.tokenizer("Question: 1 + 1?", return_tensors="pt")
     call = {**inputs, "assistant_model": pair.draft, "diversed_head": str(head), "do_sample": True, "top_k": 0}
-    out = pair.target.generate(**call, diversed_max_drop=0.9, max_new_tokens=4, return_dict_in_generate=True)
+    out = pair.target.generate(**call, max_new_tokens=4, return_dict_in_generate=True)
     assert out.stats.strictness == 0.05
 
 
+def test_a_failure_changes_nothing(head):
+    """Catches a head that is written although no strictness passed: eight prompts do not suffice for 0.01."""
+    before = (head / "config.json").read_bytes()
+    result = calibrate(head, "--max-quality-drop", "0.01")
+    assert "No strictness was found for a drop of 0.01, so the head is unchanged." in result.output
+    assert (head / "config.json").read_bytes() == before
+
+
 def test_goes_on_where_it_stopped(head):
-    """Catches finished batches that are not reused, and an earlier table that stays beside the new one."""
+    """Catches finished batches that are not reused."""
     options = ("--max-quality-drop", "0.9")
     calibrate(head, *options)
     (kept,) = (head / "calibration").iterdir()
@@ -53,4 +60,3 @@ def test_goes_on_where_it_stopped(head):
     assert kept.name == "math_temperature-1_gamma-5"
     calibrate(head, *options)
     assert (kept / "batches-0.jsonl").read_text() == lines
-    assert len(DiversedHead.from_pretrained(head).config.certified_drops) == 1

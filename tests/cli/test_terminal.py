@@ -101,12 +101,12 @@ def test_a_bug_keeps_its_traceback(monkeypatch):
     [
         ("`top_p` must lie in (0, 1], got 2.0.", "--top-p must lie in (0, 1], got 2.0."),
         ("pass diversed_head=, or name it", "pass --head, or name it"),
-        ("diversed_max_drop sets the certified strictness", "--max-drop sets the certified strictness"),
+        ("diversed_max_bias bounds TV(v, p)", "--max-bias bounds TV(v, p)"),
         ("pass verifier=.", "pass --method."),
-        ("max_drop: 0.1", "--max-drop: 0.1"),
+        ("max_bias: 0.1", "--max-bias: 0.1"),
         ('/data/top_p/x is `none`, cache_implementation="static"', None),
     ],
 )
 def test_errors_name_the_flags_of_the_command_line(message, expected):
     """Catches an error about a Python argument that is not an option of the command."""
-    assert in_flags(message, {"top_p", "head", "max_drop", "method"}) == (expected or message)
+    assert in_flags(message, {"top_p", "head", "max_bias", "method"}) == (expected or message)

@@ -140,7 +140,7 @@ def used(tmp_path):
 
 @pytest.mark.parametrize("command", ["train", "tune-draft"])
 def test_used_folders_are_refused(command, used):
-    """Catches a new head beside the card, the certificates and the checkpoints of an earlier run."""
+    """Catches a new head beside the card, the calibration and the checkpoints of an earlier run."""
     options = ["--task", "math", "--output-dir", str(used)]
     refused("is not empty: it holds README.md, calibration, checkpoint-8 ...", command, *options)
     message = " ".join(run(command, *options).stderr.split())

@@ -6,20 +6,23 @@ import numpy as np
 import pytest
 import torch
 
+from hf_diversed import DiversedHead, DiversedVerifier
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
 from hf_diversed.evaluation.calibration import STRICTNESSES, calibrate, rewards
-from hf_diversed.provenance import model_digest, module_digest
 from tests.evaluation.fakes import Interrupted, LetterTask, examples, tiny_pair
-from tests.tiny import certificate, ragged_batch, tiny_head
+from tests.tiny import calibration, ragged_batch, tiny_head
 
 
 SETTINGS = EvaluationSettings(batch_size=10, samples_per_prompt=2, num_assistant_tokens=3)
-DROPS, STRICT_TO_PERMISSIVE = (0.001, 0.7), (0.9, 0.5, 0.1)  # twenty prompts tell a point from none never, 70 always
+# Twenty prompts always pass a limit of 70 points and never one of 0.1 points.
+SMALL, LARGE, STRICT_TO_PERMISSIVE = 0.001, 0.7, (0.9, 0.5, 0.1)
 
 
-def run(pair, folder: Path, task=None, drops=DROPS, strictnesses=STRICT_TO_PERMISSIVE, head=None, **options):
+def run(pair, folder: Path, task=None, limit=LARGE, strictnesses=STRICT_TO_PERMISSIVE, head=None):
     task, head = task or LetterTask(), head or tiny_head()
-    return calibrate(pair, task, examples(20), head, SETTINGS, drops, folder, strictnesses=strictnesses, **options)
+    return calibrate(
+        pair, task, examples(20), head, SETTINGS, folder, max_quality_drop=limit, strictnesses=strictnesses
+    )
 
 
 def test_an_interrupted_calibration_continues(pair, tmp_path):
@@ -34,34 +37,46 @@ def test_an_interrupted_calibration_continues(pair, tmp_path):
 
 
 def test_records_what_was_measured(pair, tmp_path):
-    """Catches figures of another strictness, an entry for a failed drop, and a table that its head refuses."""
+    """Catches figures of another strictness, a default that calls do not use, and settings that are not those."""
     head = tiny_head()
-    (entry,), tested = run(pair, tmp_path, head=head)
+    tested = run(pair, tmp_path, head=head)
     methods = ["target", *(f"diversed@{value}" for value in STRICT_TO_PERMISSIVE)]
     records = evaluate(pair, LetterTask(), examples(20), methods, SETTINGS, head=head)
     assert [item.strictness for item in tested] == list(STRICT_TO_PERMISSIVE)
     for item, record in zip(tested, records[1:]):
         assert item.drop == pytest.approx(record["quality_drop"])
         assert item.acceptance_rate == record["acceptance_rate"]
-    assert [list(item.p_values) for item in tested] == [list(DROPS), [0.7], [0.7]]
+        assert item.p_value <= 0.05
     about = {"task": "letters", "metric": "share of lower case", "num_prompts": 20, "num_assistant_tokens": 3}
-    about |= {"target": model_digest(pair.target), "draft": model_digest(pair.draft), "head": module_digest(head)}
     about |= {"max_new_tokens": 6, "drop": tested[-1].drop, "acceptance_rate": tested[-1].acceptance_rate}
-    assert entry == certificate(max_drop=0.7, strictness=0.1, **about)
-    assert head.config.certified_drops == [entry]
-    call = {"do_sample": True, "top_k": 0, "max_new_tokens": 6, "return_dict_in_generate": True}
-    call |= {"assistant_model": pair.draft, "diversed_head": head}
-    out = pair.target.generate(**ragged_batch(), **call, diversed_max_drop=0.7)
+    assert head.config.calibration == calibration(max_quality_drop=LARGE, strictness=0.1, **about)
+    call = {"do_sample": True, "max_new_tokens": 6, "return_dict_in_generate": True, "assistant_model": pair.draft}
+    out = pair.target.generate(**ragged_batch(), **call, diversed_head=head)
     assert out.stats.strictness == 0.1
+    head.save_pretrained(tmp_path / "head")
+    again = DiversedHead.from_pretrained(tmp_path / "head")
+    assert DiversedVerifier(again).strictness == [0.1]
+    assert DiversedVerifier(again, strictness=0.8).strictness == [0.8]
 
 
-def test_ends_with_the_last_open_drop(pair, tmp_path):
-    """Catches strictness values that are decoded although no result depends on them."""
-    task = LetterTask()
-    certified, tested = run(pair, tmp_path, task, drops=[0.001])
-    assert certified == []
-    assert len(tested) == 1
+def test_ends_with_the_first_failure(pair, tmp_path):
+    """Catches strictness values that are decoded although no result depends on them, and a head that changes."""
+    task, head = LetterTask(), tiny_head()
+    (only,) = run(pair, tmp_path, task, limit=SMALL, head=head)
+    assert only.p_value > 0.05
     assert task.num_calls == 2 * 2 * 2
+    assert (head.config.strictness, head.config.calibration) == (0.5, None)
+
+
+def test_the_last_strictness_that_passes_is_chosen(pair, tmp_path, monkeypatch):
+    """Catches the strictness that failed, and one that is tested after it."""
+    results = iter([0.01, 0.05, 0.06, 0.0])
+    monkeypatch.setattr("hf_diversed.evaluation.calibration.p_value", lambda *_: next(results))
+    head = tiny_head()
+    tested = run(pair, tmp_path, strictnesses=(0.9, 0.7, 0.5, 0.1), head=head)
+    assert [item.p_value for item in tested] == [0.01, 0.05, 0.06]
+    assert head.config.strictness == head.config.calibration["strictness"] == 0.7
+    assert head.config.calibration["drop"] == tested[1].drop
 
 
 def test_rewards_are_sorted_by_prompt_and_sample(pair, tmp_path):
@@ -76,21 +91,8 @@ def test_rewards_are_sorted_by_prompt_and_sample(pair, tmp_path):
     assert np.isnan(rewards(results, "diversed")).all()
 
 
-def test_a_new_calibration_replaces_earlier_ones(pair, tmp_path):
-    """Catches two certificates for one call, and certificates of other weights or earlier versions that are kept."""
-    head = tiny_head()
-    (entry,), _ = run(pair, tmp_path, head=head)
-    colder, other, old = {**entry, "temperature": 0.5}, {**entry, "head": "DiversedHead:0"}, dict(entry)
-    del old["processors"]
-    head.config.certified_drops = [{**entry, "strictness": 0.9}, colder, other, old]
-    assert run(pair, tmp_path, head=head)[0] == [entry]
-    assert head.config.certified_drops == [colder, entry]
-    assert run(pair, tmp_path, head=head, drops=[0.001])[0] == []
-    assert head.config.certified_drops == [colder]
-
-
 def test_a_calibration_of_other_weights_is_refused(tmp_path):
-    """Catches a certificate from the results of another draft model with the same name and size."""
+    """Catches a calibration from the results of another draft model with the same name and size."""
     run(tiny_pair(), tmp_path, head=tiny_head())
     other = tiny_pair()
     with torch.no_grad():
@@ -99,27 +101,16 @@ def test_a_calibration_of_other_weights_is_refused(tmp_path):
         run(other, tmp_path, head=tiny_head())
 
 
-def test_processors_of_the_target_are_certified(tmp_path):
-    """Catches a certificate without the processors that the target's own generation config adds."""
-    pair, head = tiny_pair(), tiny_head()
-    pair.target.generation_config.suppress_tokens = [7, 8]
-    (entry,), _ = run(pair, tmp_path, head=head, drops=[0.7])
-    (processor,) = entry["processors"]
-    assert processor.startswith("SuppressTokensLogitsProcessor(")
-    call = {**ragged_batch(), "do_sample": True, "top_k": 0, "max_new_tokens": 6, "assistant_model": pair.draft}
-    pair.target.generate(**call, diversed_head=head, diversed_max_drop=0.7)
-    with pytest.raises(ValueError, match="processors"):
-        pair.target.generate(**call, diversed_head=head, diversed_max_drop=0.7, suppress_tokens=[7, 8, 9])
-
-
 def test_refusals(pair, tmp_path):
     with pytest.raises(ValueError, match="`strictnesses` must fall from strict to permissive"):
         run(pair, tmp_path, strictnesses=(0.1, 0.9))
-    with pytest.raises(ValueError, match="`max_drop` must lie between 0 and 1, got 0"):
-        run(pair, tmp_path, drops=(0.0,))
+    with pytest.raises(ValueError, match="`max_quality_drop` must lie between 0 and 1, got 0"):
+        run(pair, tmp_path, limit=0.0)
+    with pytest.raises(ValueError, match=r"`confidence` must lie between 0 and 1, got 1.0"):
+        calibrate(pair, LetterTask(), examples(2), tiny_head(), SETTINGS, tmp_path, confidence=1.0)
     settings = EvaluationSettings(num_assistant_tokens=None)
     with pytest.raises(ValueError, match="settings with `num_assistant_tokens`"):
-        calibrate(pair, LetterTask(), examples(2), tiny_head(), settings, DROPS, tmp_path)
+        calibrate(pair, LetterTask(), examples(2), tiny_head(), settings, tmp_path)
     assert not list(tmp_path.iterdir())
 
 

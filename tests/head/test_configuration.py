@@ -10,13 +10,13 @@ from transformers import AutoConfig, AutoModel
 from transformers.utils import logging
 
 from hf_diversed.head import DiversedHead, DiversedHeadConfig, configuration_diversed
-from tests.tiny import certificate
+from tests.tiny import calibration
 
 
 WIDTH = "must be an integer from 1 to 131072, got"
 GAMMA = "num_assistant_tokens must be an integer from 1 to 64, or None, got"
-ENTRY = certificate()
-CERTIFIED = "certified_drops must be None, or a list of what `hf-diversed calibrate` writes"
+CALIBRATION = calibration()
+WRITTEN = "calibration must be None, or what `hf-diversed calibrate` writes"
 REFUSED = [
     ({"target_hidden_size": 0}, f"target_hidden_size {WIDTH} 0"),
     ({"target_hidden_size": 10**12}, f"target_hidden_size {WIDTH} 1000000000000"),
@@ -45,11 +45,11 @@ REFUSED = [
     ({"vocab_size": "64"}, "vocab_size must be an integer from 1 to 16777216, or None, got '64'"),
     ({"task": ["math"]}, r"task must be a string or None, got \['math'\]"),
     ({"base_model_name_or_path": {}}, "base_model_name_or_path must be a string or None, got {}"),
-    ({"certified_drops": {}}, CERTIFIED),
-    ({"certified_drops": [ENTRY, {"max_drop": 0.01}]}, CERTIFIED),
-    ({"certified_drops": [{**ENTRY, "strictness": "0"}]}, CERTIFIED),
-    ({"certified_drops": [{**ENTRY, "more": 0}]}, CERTIFIED),
-    ({"certified_drops": [{**ENTRY, "processors": "none"}]}, CERTIFIED),
+    ({"strictness": 1.5}, "strictness must be a number from 0 to 1, got 1.5"),
+    ({"calibration": {}}, WRITTEN),
+    ({"calibration": [CALIBRATION]}, WRITTEN),
+    ({"calibration": {**CALIBRATION, "strictness": "0"}}, WRITTEN),
+    ({"calibration": {**CALIBRATION, "more": 0}}, WRITTEN),
     ({"dtype": "os"}, "dtype must be one of float32, float16, bfloat16, float64, or None, got 'os'"),
     ({"dtype": "int8"}, "dtype must be one of float32, .* got 'int8'"),
     ({"architectures": "DiversedHead"}, "architectures must be a list or None, got 'DiversedHead'"),
@@ -145,7 +145,7 @@ def test_auto_config_round_trip(tmp_path):
     settings |= {"task": "mbpp", "num_assistant_tokens": 4, "training_temperature": 0.0, "vocab_size": 77}
     settings |= {"base_model_name_or_path": "org/big", "base_model_revision": "a1"}
     settings |= {"assistant_model_name_or_path": "org/small", "assistant_model_revision": "b2"}
-    settings["certified_drops"] = [ENTRY]
+    settings |= {"strictness": 0.35, "calibration": CALIBRATION}
     DiversedHeadConfig(**settings).save_pretrained(tmp_path)
     loaded = AutoConfig.from_pretrained(tmp_path)
     assert type(loaded) is DiversedHeadConfig

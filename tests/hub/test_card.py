@@ -17,7 +17,7 @@ from hf_diversed.head import LOOKED_UP, DiversedHead, DiversedHeadConfig
 from hf_diversed.hub import HeadRecords, markdown, publication, render_card
 from hf_diversed.provenance import provenance
 from hf_diversed.zoo import load_demo_pair
-from tests.tiny import certificate
+from tests.tiny import calibration
 from tools import render_cards
 
 
@@ -425,15 +425,20 @@ def test_heads_with_token_features_are_described():
         assert f"`{hidden}`" not in card
 
 
-def test_certified_drops_are_shown():
-    """Catches a certificate without its settings, and values that become markup."""
-    entry = certificate(max_drop=0.0125, confidence=0.97, drop=0.0042, acceptance_rate=0.8765)
-    entry |= {"task": "gsm8k", "metric": "<b>|accuracy", "num_prompts": 1319, "samples_per_prompt": 4}
-    entry |= {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "num_assistant_tokens": 7}
+def test_the_calibration_is_shown():
+    """Catches a calibration without its settings, and values that become markup."""
+    found = calibration(max_quality_drop=0.0125, confidence=0.97, drop=0.0042, acceptance_rate=0.8765)
+    found |= {"task": "gsm8k", "metric": "<b>|accuracy", "num_prompts": 1319, "samples_per_prompt": 4}
+    found |= {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "num_assistant_tokens": 7}
     config = copy.deepcopy(HUB)
-    config.certified_drops = [entry]
-    text = render_card(config, {}, {}, REPO)
-    row = r"| 0.0125 | 0.97 | 0.35 | 0.4% | 87.6% | 1319 x 4 | 0.6 | 20 | 0.95 | 7 | gsm8k, &lt;b&gt;\|accuracy |"
-    assert "### Certified drops\n" in text
-    assert row in text
-    assert "Certified drops" not in render_card(HUB, {}, {}, REPO)
+    config.strictness, config.calibration = 0.35, found
+    text = " ".join(render_card(config, {}, {}, REPO).split())
+    assert "1 is lossless; the default is 0.35." in text
+    assert "### Calibration Strictness 0.35 was chosen" in text
+    assert (
+        r"with 97% confidence, the mean drop of &lt;b&gt;\|accuracy below the target alone is at most 0.0125" in text
+    )
+    assert "task `gsm8k`, 1319 prompts x 4, temperature 0.6, top_k 20, top_p 0.95, 7 draft tokens per round" in text
+    assert "The measured drop is 0.4%, and 87.6% of the draft tokens were accepted." in text
+    assert "Calibration" not in render_card(HUB, {}, {}, REPO)
+    assert "the default is" not in render_card(HUB, {}, {}, REPO)

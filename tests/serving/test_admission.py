@@ -6,8 +6,7 @@ from hf_diversed.head import DiversedHead
 from hf_diversed.serving.vllm.admission import check_top_level, read_request
 from hf_diversed.serving.vllm.deployment import Deployment
 from hf_diversed.serving.vllm.logits import RequestSettings
-from tests.generation.test_certified import certified
-from tests.serving.fakes import HEAD, MAX_TOKENS, engine, request
+from tests.serving.fakes import HEAD, engine, request
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +55,6 @@ def test_every_deployment_serves_lossless():
         ({"strictness": 10**400}, r"`diversed_strictness` must lie in \[0, 1\], got inf"),
         ({"max_ratio": -(10**400)}, r"`diversed_max_ratio` must lie in \[1, inf\], got -inf"),
         ({"max_ratio": 0.5}, r"`diversed_max_ratio` must lie in \[1, inf\], got 0.5. 1 is lossless"),
-        ({"max_drop": 0.1}, "`diversed_max_drop`: this head has no certificate"),
-        ({"strictness": 0.5, "max_drop": 0.1}, "`diversed_strictness` and `diversed_max_drop` are mutually exclusive"),
         ({"verifier": "static:0.9"}, "must be one of diversed, static:0.5, lenience:0.3, lossless, got 'static:0.9'"),
         ({"verifier": 3}, "must be one of diversed, static:0.5, lenience:0.3, lossless, got 3"),
         ({"verifier": ["diversed"]}, r"must be one of .* got \['diversed'\]"),
@@ -100,44 +97,14 @@ def test_fields_of_other_plugins_are_ignored(deployment):
     check_top_level(["guided_json", "lossless"])
 
 
-def certified_head(tmp_path, *drops: tuple[float, float]) -> str:
-    """Save the embedded head with certified drops and return its folder."""
-    certified(DiversedHead.from_pretrained(HEAD), *drops, max_new_tokens=MAX_TOKENS).save_pretrained(tmp_path / "head")
-    return str(tmp_path / "head")
-
-
-@pytest.fixture
-def governed(tmp_path) -> Deployment:
-    """A deployment whose default is a certified drop."""
-    return Deployment.of(engine({"head": certified_head(tmp_path, (0.01, 0.6), (0.05, 0.3)), "max_drop": 0.02}))
-
-
-def test_a_drop_selects_its_certified_strictness(governed):
-    """Catches a drop read as a strictness, the strictest entry within it, and one beside a strictness."""
-    assert read_request(governed, request()) == RequestSettings(1, strictness=0.6)
-    assert read_request(governed, request(max_drop=0.05)) == RequestSettings(1, strictness=0.3)
-    assert read_request(governed, request(strictness=0.8)) == RequestSettings(1, strictness=0.8)
-    assert read_request(governed, request(temperature=0.0)) == RequestSettings()
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (request(temperature=0.7), r"temperature \(certified 1.0, got 0.7\)"),
-        (request(sampling={"max_tokens": 17}), r"max_new_tokens \(certified 16, got 17\)"),
-        (request(max_drop=0.001), r"must be at least one of the certified drops \(0.01, 0.05\), got 0.001"),
-        (request(sampling={"top_k": 50}), "without cut-offs .* got top_k=50 with a `max_drop`"),
-        (request(sampling={"repetition_penalty": 1.1}), "got repetition_penalty=1.1 with a `max_drop`"),
-    ],
-)
-def test_a_drop_holds_only_for_what_was_certified(governed, given, words):
-    with pytest.raises(ValueError, match=words):
-        read_request(governed, given)
-
-
-def test_drops_hold_for_one_draft_length(tmp_path):
-    head = certified_head(tmp_path, (0.01, 0.6))
-    config = engine({"head": head, "max_drop": 0.01})
-    config.speculative_config.num_speculative_tokens = 3
-    with pytest.raises(ValueError, match=r"num_assistant_tokens \(certified 5, got 3\)"):
-        read_request(Deployment.of(config), request())
+def test_the_default_strictness_is_that_of_the_head(tmp_path):
+    """Catches requests that decode at 0.5 although the head was calibrated."""
+    head = DiversedHead.from_pretrained(HEAD)
+    head.config.strictness = 0.3
+    head.save_pretrained(tmp_path)
+    calibrated = Deployment.of(engine({"head": str(tmp_path), "choices": ["static:0.5"]}))
+    assert read_request(calibrated, request()) == RequestSettings(1, strictness=0.3)
+    assert read_request(calibrated, request(strictness=0.8)) == RequestSettings(1, strictness=0.8)
+    assert read_request(calibrated, request(verifier="static:0.5")) == RequestSettings(2)
+    stricter = Deployment.of(engine({"head": str(tmp_path), "strictness": 0.9}))
+    assert read_request(stricter, request()) == RequestSettings(1, strictness=0.9)

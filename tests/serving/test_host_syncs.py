@@ -28,7 +28,7 @@ def deployment(name: str, **drafting) -> Deployment:
 
 def requests_for(served: Deployment) -> list:
     """Return a request with defaults, one with every setting, a lossless one and a greedy one."""
-    fields = {name: 0.3 for name in served.settings_of(0) & SETTINGS.keys() - {"max_drop"}}
+    fields = {name: 0.3 for name in served.settings_of(0) & SETTINGS.keys()}
     return [request(), request(**fields), request(verifier="lossless"), request(temperature=0.0)]
 
 

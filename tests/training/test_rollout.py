@@ -319,3 +319,15 @@ def test_weights_of_other_tokens_are_computed_only_if_needed(monkeypatch):
     # Draft tokens stand for all where they come from q: 6 standard errors of the mean difference.
     off = estimated - exact
     assert off.mean().abs() < 6 * off.std() / len(off) ** 0.5
+
+
+def test_rollouts_are_those_of_the_head_as_trained():
+    """Catches rollouts at the default strictness of a calibrated head."""
+    sampler = make_sampler()
+    head = make_head(sampler.pair.target, sampler.pair.draft)
+    before = sampler.relaxed(PROMPTS, head, seed=1)
+    head.config.strictness = 0.0
+    after = sampler.relaxed(PROMPTS, head, seed=1)
+    assert after.completions == before.completions
+    assert after.stats.strictness == 0.5
+    assert after.stats.acceptance_rate < 1.0

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback
 
 from hf_diversed.head import DiversedHead
-from tests.tiny import EOS
+from tests.tiny import EOS, calibration
 from tests.training import runs
 
 
@@ -323,12 +323,14 @@ def test_models_by_name(tmp_path):
 
 
 def test_given_head_is_trained(done, tmp_path):
-    """Catches a given head that is replaced by a new one."""
+    """Catches a given head that is replaced by a new one, and one that keeps a calibration of its earlier weights."""
     trained, _ = done
     head = copy.deepcopy(trained.model)
+    head.config.strictness, head.config.calibration = 0.35, calibration()
     trainer = runs.trainer(tmp_path, head=head, task="gsm8k")
     assert trainer.model is head
     assert head.config.task == "gsm8k"
+    assert (head.config.strictness, head.config.calibration) == (0.5, None)
 
 
 REFUSED = {

@@ -3,19 +3,14 @@
 Reads vLLM's sampling parameters by field name and imports nothing of vLLM.
 """
 
-import functools
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from hf_diversed.blocks import DecodingContext
-from hf_diversed.head import DiversedHead
 from hf_diversed.serving.vllm.deployment import SETTINGS, Deployment, no_setting
-from hf_diversed.serving.vllm.logits import LOSSLESS, RequestSettings
-from hf_diversed.verifiers import CertifiedVerifier
+from hf_diversed.serving.vllm.logits import RequestSettings
 
 
 PREFIX = "diversed_"  # of the plugin's fields in `vllm_xargs`
@@ -24,20 +19,6 @@ _ALLOWED = (
     f"Allowed in `vllm_xargs`: {', '.join(PREFIX + name for name in FIELDS)}; for example "
     f'"vllm_xargs": {{"{PREFIX}strictness": 0.7}}.'
 )
-_EXCLUSIVE = {"strictness", "max_drop"}  # both set the strictness
-# Sampling parameters, with the values at which sampling is what drops were certified for.
-_PLAIN: dict[str, tuple[Any, ...]] = {
-    "top_k": (0, -1),
-    "top_p": (1.0,),
-    "min_p": (0.0,),
-    "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,),
-    "repetition_penalty": (1.0,),
-    "logit_bias": (None,),
-    "allowed_token_ids": (None,),
-    "bad_words": (None, []),
-    "structured_outputs": (None,),
-}
 
 
 def read_request(deployment: Deployment, params: Any) -> RequestSettings:
@@ -53,15 +34,10 @@ def read_request(deployment: Deployment, params: Any) -> RequestSettings:
         if values:
             raise ValueError(no_setting("lossless", sorted(values), frozenset(), _spell))
         return RequestSettings()
-    known = deployment.settings_of(index) - (_EXCLUSIVE if values.keys() & _EXCLUSIVE else set())
+    known = deployment.settings_of(index)
     values = {name: value for name, value in deployment.defaults.items() if name in known} | values
     settings = deployment.read(index, values, _spell)
-    temperature = float(params.temperature)
-    if settings.at(temperature).verifier == LOSSLESS:
-        return RequestSettings()
-    if "max_drop" not in values:
-        return settings
-    return replace(settings, strictness=_certified(deployment, values["max_drop"], temperature, params))
+    return settings.at(float(params.temperature))
 
 
 def check_top_level(fields: Iterable[str]) -> None:
@@ -114,32 +90,13 @@ def _index(deployment: Deployment, name: Any) -> int | None:
     raise ValueError(f"`{PREFIX}verifier` must be one of {known}, got {name!r:.200}; `choices` adds more.")
 
 
-def _certified(deployment: Deployment, drop: float, temperature: float, params: Any) -> float:
-    """Return the strictness certified for a drop, if the request samples as it was certified."""
-    for name, plain in _PLAIN.items():
-        value = getattr(params, name)
-        if value not in plain:
-            raise ValueError(
-                f"drops are certified for sampling without cut-offs and other processors, which vLLM applies to "
-                f"the target alone; got {name}={value!r:.100} with a `max_drop`. Leave it out, or set "
-                f"`{PREFIX}strictness` instead."
-            )
-    context = replace(deployment.context, temperature=temperature, max_new_tokens=params.max_tokens)
-    return _strictness(cast(DiversedHead, deployment.head), drop, context)
-
-
-@functools.lru_cache(maxsize=1024)
-def _strictness(head: DiversedHead, drop: float, context: DecodingContext) -> float:
-    return CertifiedVerifier(head, drop).for_call(context).strictness[0]
-
-
 logger = logging.getLogger("vllm.hf_diversed")
 
 
 def read_safely(deployment: Deployment, params: Any) -> RequestSettings:
     """Return `read_request`, or lossless settings for what it refuses, so that the engine goes on."""
     try:
-        return read_request(deployment, params).at(float(params.temperature))
+        return read_request(deployment, params)
     except ValueError as error:
         logger.error("hf_diversed: a request that was not checked at admission decodes losslessly: %s", error)
         return RequestSettings()

@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.head import DiversedHead, load_head
@@ -16,7 +16,6 @@ from hf_diversed.serving.vllm.logits import RequestSettings
 from hf_diversed.serving.vllm.served_head import ServedHead
 from hf_diversed.verifiers import (
     VERIFIERS,
-    CertifiedVerifier,
     DiversedVerifier,
     LosslessVerifier,
     Verifier,
@@ -47,7 +46,6 @@ SETTINGS = {
     "strictness": (0.0, 1.0, "0 accepts every draft token, 0.5 is the head as trained, 1 is lossless."),
     "max_bias": (0.0, 1.0, "0 is lossless, 1 is no bound."),
     "max_ratio": (1.0, float("inf"), "1 is lossless, inf is no bound."),
-    "max_drop": (0.0, 1.0, "0.01 allows a drop of one percentage point."),
 }
 _KEYS = ("verifier", "head", "choices", *SETTINGS)
 Spell = Callable[[str], str]  # from a setting's name to how the user wrote it: --max-bias, diversed_max_bias
@@ -83,9 +81,8 @@ class Deployment:
     Attributes:
         names: the names by which requests choose verifiers; the first is the default.
         verifiers: in the order of `names`.
-        defaults: settings of requests that set none of their own: some of strictness, max_bias, max_ratio, max_drop.
+        defaults: settings of requests that set none of their own: some of strictness, max_bias, max_ratio.
         head: the head of "diversed", if that is among the verifiers.
-        context: what verifiers are checked against.
         one_hot: draft tokens are deterministic, so their distributions are one-hot and vLLM stores none.
         pads: runner V2 repeats the last token where a lookup finds no draft token.
     """
@@ -94,7 +91,6 @@ class Deployment:
     verifiers: tuple[Verifier, ...]
     defaults: Mapping[str, float]
     head: DiversedHead | None
-    context: DecodingContext
     one_hot: bool
     pads: bool = False
 
@@ -113,36 +109,39 @@ class Deployment:
             raise ValueError("VLLM_USE_RUST_FRONTEND bypasses hf_diversed's checks of requests; unset it.")
         one_hot = _check_drafting(vllm_config.speculative_config)
         vocab_size = vllm_config.model_config.get_vocab_size()
-        length = vllm_config.speculative_config.num_speculative_tokens
         deployment = replace(
-            cls.build(given, length, one_hot), pads=vllm_config.speculative_config.method in ("ngram", "ngram_gpu")
+            cls.build(given, one_hot), pads=vllm_config.speculative_config.method in ("ngram", "ngram_gpu")
         )
         if deployment.head is not None:
-            DiversedVerifier(deployment.head).check(_context(vocab_size, length, one_hot))
+            DiversedVerifier(deployment.head).check(_context(vocab_size, one_hot))
         return deployment
 
     @classmethod
-    def build(
-        cls, given: Mapping[str, Any], num_assistant_tokens: int, one_hot: bool = False, spell: Spell = str
-    ) -> "Deployment":
+    def build(cls, given: Mapping[str, Any], one_hot: bool = False, spell: Spell = str) -> "Deployment":
         """Return the deployment with given settings, which is not yet compared with the models.
 
         Args:
-            given: some of the keys verifier, head, choices, strictness, max_bias, max_ratio, max_drop.
+            given: some of the keys verifier, head, choices, strictness, max_bias, max_ratio.
             spell: how error messages name them.
 
         Raises:
             ValueError: as `of`.
         """
         given = dict(given)
-        choices = given.pop("choices", ())
-        if isinstance(choices, str) or not all(isinstance(name, str) for name in choices):
-            raise ValueError(f"`{spell('choices')}` must be a list of verifiers by name, got {choices!r:.200}.")
-        names = tuple(dict.fromkeys((given.pop("verifier", "diversed"), *choices)))
+        verifier, choices = given.pop("verifier", "diversed"), given.pop("choices", ())
+        if not isinstance(verifier, str):
+            raise ValueError(
+                f'`{spell("verifier")}` must be a verifier by name, such as "lenience:0.3", got {verifier!r:.200}.'
+            )
+        if not isinstance(choices, (list, tuple)) or not all(isinstance(name, str) for name in choices):
+            raise ValueError(
+                f'`{spell("choices")}` must be a list of verifiers by name, such as ["lenience:0.3"], got '
+                f"{choices!r:.200}."
+            )
+        names = tuple(dict.fromkeys((verifier, *choices)))
         head = _load_head(given.pop("head", None), names, spell)
-        context = _context((head.config.vocab_size if head else None) or 0, num_assistant_tokens, one_hot)
-        verifiers = tuple(_build(name, head, context, spell) for name in names)
-        deployment = cls(names, verifiers, given, head, context, one_hot)
+        verifiers = tuple(_build(name, head, one_hot, spell) for name in names)
+        deployment = cls(names, verifiers, given, head, one_hot)
         deployment.read(0, given, spell)
         return deployment
 
@@ -154,7 +153,9 @@ class Deployment:
         return frozenset({"max_bias", "max_ratio"} if isinstance(verifier, MixtureVerifier) else ())
 
     def read(self, index: int, values: Mapping[str, Any], spell: Spell = str) -> RequestSettings:
-        """Return checked settings for a verifier; lossless ones if they amount to that. `max_drop` is checked only.
+        """Return checked settings for a verifier; lossless ones if they amount to that.
+
+        The default strictness is that of the head.
 
         Raises:
             ValueError: for settings that the verifier does not have, and values that are not in range.
@@ -162,17 +163,9 @@ class Deployment:
         known = self.settings_of(index)
         if wrong := sorted(values.keys() - known):
             raise ValueError(no_setting(self.names[index], wrong, known, spell))
-        if {"strictness", "max_drop"} <= values.keys():
-            raise ValueError(
-                f"`{spell('strictness')}` and `{spell('max_drop')}` are mutually exclusive: the drop selects the "
-                "strictness that was certified for it."
-            )
+        if "strictness" in known and self.head is not None:
+            values = {"strictness": self.head.config.strictness} | dict(values)
         checked = {name: _in_range(spell(name), value, *SETTINGS[name]) for name, value in values.items()}
-        if "max_drop" in checked:
-            try:
-                CertifiedVerifier(cast(DiversedHead, self.head), checked.pop("max_drop"))
-            except ValueError as error:
-                raise ValueError(f"`{spell('max_drop')}`: {error}") from error
         if isinstance(self.verifiers[index], LosslessVerifier) or checked.get("strictness") == 1.0:
             return RequestSettings()
         return RequestSettings(index + 1, **checked)
@@ -217,7 +210,7 @@ def _check_drafting(speculative: Any) -> bool:
     return method in _DETERMINISTIC or speculative.draft_sample_method == "greedy"
 
 
-def _context(vocab_size: int, num_assistant_tokens: int, one_hot: bool) -> DecodingContext:
+def _context(vocab_size: int, one_hot: bool) -> DecodingContext:
     return DecodingContext(
         batch_size=1,
         num_prompts=1,
@@ -227,7 +220,6 @@ def _context(vocab_size: int, num_assistant_tokens: int, one_hot: bool) -> Decod
         draft_hidden_size=None if one_hot else 0,
         target_name="",
         draft_name="",
-        num_assistant_tokens=num_assistant_tokens,
     )
 
 
@@ -257,14 +249,14 @@ def _load_head(name: Any, verifiers: tuple[str, ...], spell: Spell) -> DiversedH
     return head
 
 
-def _build(name: str, head: DiversedHead | None, context: DecodingContext, spell: Spell) -> Verifier:
+def _build(name: str, head: DiversedHead | None, one_hot: bool, spell: Spell) -> Verifier:
     """Return a verifier by its name, "static:0.7"; refuse those that cannot be served."""
     kind = name.partition(":")[0]
     if kind in _NOT_SERVED:
         served = ", ".join(sorted(VERIFIERS.keys() - _NOT_SERVED.keys()))
         raise ValueError(f"verifier {name!r} is not served by vLLM: {_NOT_SERVED[kind]}. Served are {served}.")
     verifier = DiversedVerifier(ServedHead(head)) if name == "diversed" and head is not None else build_verifier(name)
-    if verifier.needs_draft_confidence and context.draft_hidden_size is None:
+    if verifier.needs_draft_confidence and one_hot:
         raise ValueError(
             f"verifier {name!r} reads the draft model's confidence, which greedy and looked-up draft tokens do not "
             'have; use another, or a draft model with "draft_sample_method": "probabilistic".'
