@@ -1,26 +1,36 @@
 """The model card of a head, rendered from its configuration and its evaluation and training records."""
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
 
 from hf_diversed.formatting import LOSSLESS, PLAIN, number, percent, with_bounds
 from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.head import LOOKED_UP, DiversedHeadConfig
 from hf_diversed.hub.markdown import code, one_line, render, text
-from hf_diversed.hub.metadata import SCRIPT_TAG, by_strictness, card_data, hub_id, hub_source, own_record, public_name
+from hf_diversed.hub.metadata import (
+    SCRIPT_TAG,
+    by_strictness,
+    card_data,
+    hub_id,
+    hub_source,
+    own_record,
+    public_name,
+    strictness_labels,
+)
 from hf_diversed.hub.records import LICENSE
 from hf_diversed.provenance import publishable
+from hf_diversed.running.methods import DIVERSED, MethodName
 from hf_diversed.tasks import TASKS
+from hf_diversed.verifiers import VERIFIERS
 from hf_diversed.verifiers.diversed import AS_TRAINED
 
 
 TEMPLATE = Path(__file__).parent / "templates" / "head_card.md"
-_STATIC = re.compile(r"static:(\d*\.?\d+)")
 _SEEN = {
     "hidden": "the last hidden states of both models",
     "distribution": "eight features of the two distributions",
@@ -49,8 +59,8 @@ def render_card(
 
     Args:
         config: the head's. Without a `repo_id`, the card names the folder in `name_or_path`, if any.
-        evaluation: what `evaluate` writes, {"records": [...], "provenance": {...}}, with a record "diversed", besides
-            any of "target", "lossless", "static:<weight>" and "diversed@<strictness>"; {} without evaluation.
+        evaluation: what `evaluate` writes, {"records": [...], "provenance": {...}}, with a record "diversed" besides
+            those of other methods, which are all shown; {} without evaluation.
         training: the trainer's provenance.json; {} if it does not exist.
         repo_id: the repository on the Hub. tags: additional ones. license: a license id of the Hub.
 
@@ -135,6 +145,7 @@ def _about_results(
         "setting": _setting(own),
         "evaluated_with": _made_with(evaluation.get("provenance") or {}),
         "strictness": _strictness(records, own),
+        "competitor": _competitor(records, own),
         "as_trained": AS_TRAINED,
     }
 
@@ -182,18 +193,44 @@ def _pair(config: DiversedHeadConfig, evaluation: Mapping[str, Any]) -> list[lis
 def _results(records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]) -> list[list[str]]:
     if not records:
         return []
-    statics = {float(match[1]): label for label in records if (match := _STATIC.fullmatch(label))}
     names = {PLAIN: Markup("`target` (no drafting)"), LOSSLESS: Markup("`lossless`")}
-    names |= {statics[weight]: code(statics[weight]) for weight in sorted(statics, reverse=True)}
+    own_labels = strictness_labels(records).values()
+    names |= {label: code(publishable(label)) for label in records if label not in (*names, *own_labels)}
     rows = [["method", *_figure_names(own), "accepted / verified", "tokens per round", "mean weight"]]
     for record, name in [
-        *((records.get(label), name) for label, name in names.items()),
+        *((records[label], name) for label, name in names.items() if label in records),
         (own, Markup("**DIVERSED**")),
     ]:
-        if record is not None:
-            tail = [percent(record.get("verified_acceptance_rate")), number(record.get("block_efficiency"))]
-            rows.append([name, *_figures(record), *tail, number(record.get("mean_weight"))])
+        tail = [percent(record.get("verified_acceptance_rate")), number(record.get("block_efficiency"))]
+        rows.append([name, *_figures(record), *tail, number(record.get("mean_weight"))])
     return rows
+
+
+def _competitor(records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the best training-free family at the head's acceptance rate, and the head's quality minus that of it.
+
+    Each family's curve is interpolated linearly between its measured points and lossless decoding. None if no curve
+    contains the head's acceptance rate.
+    """
+    at, quality = own.get("acceptance_rate"), own.get("quality")
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for label, record in records.items():
+        method = MethodName.parse(label)
+        rate, score = record.get("acceptance_rate"), record.get("quality")
+        is_training_free = method.name in VERIFIERS and method.name != DIVERSED and not method.compiled
+        if is_training_free and rate is not None and score is not None:
+            curves.setdefault(method.family[0], []).append((rate, score))
+    lossless = curves.pop(LOSSLESS, [])
+    found: dict[str, float] = {}
+    for family, points in curves.items():
+        rates, qualities = zip(*sorted(points + lossless))
+        if at is not None and quality is not None and rates[0] <= at <= rates[-1]:
+            found[family] = quality - float(np.interp(at, rates, qualities))
+    if not found:
+        return None
+    best = min(found, key=lambda family: found[family])
+    bounds = own.get("static_gain_ci") if best == "static" else None
+    return {"family": best, "gain": found[best], "bounds": bounds}
 
 
 def _strictness(records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]) -> list[list[str]]:

@@ -82,7 +82,7 @@ def own_record(records: Mapping[str, Record]) -> Record:
             return records[label]
     raise ValueError(
         f'the evaluation must have a record of the head, method "{DIVERSED}", got {", ".join(records)}; evaluate it '
-        "with `hf-diversed evaluate --methods target,lossless,static:0.5,diversed`."
+        "with `hf-diversed evaluate --methods target,lossless,lenience:0.3,static:0.5,diversed`."
     )
 
 
@@ -90,12 +90,16 @@ def by_strictness(records: Mapping[str, Record]) -> dict[float, Record]:
     """Return the head's records by strictness, from permissive to strict, including the head as trained."""
     if not records:
         return {}
-    # "diversed:<source>" can be another head.
-    names = {label: MethodName.parse(label) for label in records}
-    own = {label: name for label, name in names.items() if name == MethodName(DIVERSED, None, name.strictness)}
-    found = {name.strictness: records[label] for label, name in own.items() if name.strictness is not None}
+    found = {strictness: records[label] for strictness, label in strictness_labels(records).items()}
     found[AS_TRAINED] = own_record(records)
     return dict(sorted(found.items()))
+
+
+def strictness_labels(records: Mapping[str, Record]) -> dict[float, str]:
+    """Return the labels of the head's records by strictness. "diversed:<source>" can be another head."""
+    names = {label: MethodName.parse(label) for label in records}
+    own = {label: name for label, name in names.items() if name == MethodName(DIVERSED, None, name.strictness)}
+    return {AS_TRAINED if name.strictness is None else name.strictness: label for label, name in own.items()}
 
 
 def hub_id(name: str | None) -> str | None:
