@@ -130,8 +130,9 @@ class RaggedCache(Cache):
         self._has_recurrent_states = any(recurrent_states)
         self._limit = limit
         self._columns = torch.empty(0, dtype=torch.long)
-        self._real = None
+        self._real, self._prompt_length = None, 0
         if prompt_mask is not None:
+            self._prompt_length = prompt_mask.shape[1]
             generated = prompt_mask.new_ones(prompt_mask.shape[0], limit - prompt_mask.shape[1])
             self._real = torch.cat([prompt_mask, generated], dim=1)[:, None, :]
 
@@ -194,16 +195,20 @@ class RaggedCache(Cache):
                 options = [torch.zeros_like(current) if state is None else state for state in earlier] + [current]
                 states[index] = torch.stack([options[copy][row] for row, copy in enumerate(chosen)])
 
-    def mask(self, columns: torch.Tensor, dtype: torch.dtype, token_mask: torch.Tensor | None = None) -> Masks:
+    def mask(self, columns: torch.Tensor, dtype: torch.dtype) -> Masks:
         """Return `block_masks` of the open block over the visible columns, and the mask of recurrent layers.
+
+        The latter is bool `[N, Q]`, False at padding, and None for blocks after the prompt.
 
         Args:
             columns: long `[N, Q]`, of the first N rows; see `open`.
-            token_mask: mask of recurrent layers, `[N, Q]`, 0 at padding; None without padding.
         """
         real = None if self._real is None else self._real[: len(columns), :, : self.window.visible]
         masks = block_masks(columns, self._columns[: self.window.visible], real, self.windows, dtype)
         if self._has_recurrent_states and isinstance(masks, dict):
+            token_mask = None
+            if self._real is not None and self.window.start < self._prompt_length:
+                token_mask = self._real[: len(columns), 0].gather(1, columns)
             return {**masks, "linear_attention": token_mask, "conv": token_mask}
         return masks
 

@@ -47,7 +47,7 @@ class RaggedModel:
         model: a causal LM, or a PEFT wrapper around one.
         rows: ids of the batch. Columns after the last one that can be emitted reuse its position, so that learned
             position embeddings are not indexed out of range.
-        prompt_mask: long `[B, S]`, 0 at left padding; None without padding.
+        prompt_mask: long `[B, S]`, 0 at padding; None without padding.
         position_ids: long `[B, S]`, positions of the prompt.
         keep_hidden: also return the last hidden states.
         max_id: highest id that the model can embed. Higher ids are replaced by it: they only exist where the target's
@@ -141,7 +141,7 @@ class RaggedModel:
             # Some models (GIT) expand 2D masks wrongly once the cache holds tokens. With recurrent states, models
             # ignore 2D masks in forwards of a single token.
             needs_4d_mask = start > 0 if self._replay is None else width == 1
-            mask = self._cache.mask(columns, self._dtype, real[:, start:]) if needs_4d_mask else real
+            mask = self._cache.mask(columns, self._dtype) if needs_4d_mask else real
         self._forward(tokens, mask, positions, keep=1, hidden=False)
 
     def rewind(self) -> None:

@@ -105,6 +105,18 @@ def test_batches_are_plain_generate(target, batch_size, prefill_chunk_size, monk
     assert len({row.num_rejected for row in out.stats.per_row}) > 1
 
 
+@pytest.mark.parametrize(
+    "settings", [{}, {"num_assistant_tokens": 1}, {"max_new_tokens": 1}, {"prefill_chunk_size": 1}]
+)
+def test_masked_tokens_at_the_end_and_inside_of_prompts(target, settings):
+    """Catches masked tokens in a state: the last prompt token, in every block that reads it, and those before it."""
+    ids, mask = torch.cat([prompt(9, seed=row) for row in range(5)]), torch.ones(5, 9, dtype=torch.long)
+    mask[0, 6:] = mask[1, -1:] = mask[2, 4] = mask[3, :2] = mask[3, -1:] = 0
+    out = decode(target, tiny_draft(target, noise=0.15), ids, attention_mask=mask, **settings)
+    new = settings.get("max_new_tokens", NEW)
+    assert torch.equal(out.sequences, plain(target, ids, attention_mask=mask, max_new_tokens=new))
+
+
 @pytest.mark.parametrize("prefill_chunk_size", [None, 1])
 def test_equal_prompts_share_states(target, prefill_chunk_size):
     """Catches states, and their padding, that are not copied to the other completions of a prompt."""
