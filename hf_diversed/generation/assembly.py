@@ -105,10 +105,12 @@ class Parts:
     def _positions(self) -> torch.Tensor:
         """Return the positions of the prompts, long `[B, S]`."""
         input_ids, positions = self.request.input_ids, self.request.model_kwargs.get("position_ids")
-        if positions is None or positions.ndim != 2:
+        if positions is None:
             mask = self.request.model_kwargs.get("attention_mask")
             known = torch.ones_like(input_ids) if mask is None else mask.long()
             positions = (known.cumsum(-1) - 1).clamp_min(0)
+        elif positions.ndim == 3:  # all planes are equal
+            positions = positions[0]
         return positions.expand(len(input_ids), -1)
 
     def _drafter(self, runner: Callable[..., RaggedModel]) -> DiversedCandidateGenerator | PromptLookupDrafter:

@@ -18,7 +18,9 @@ from hf_diversed.verifiers.base import Verifier
 
 
 logger = _compat.get_logger(__name__)
+# Inputs that are used, and those without effect on the ids; `check_config` refuses outputs that would be returned.
 _TEXT_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
+_TEXT_INPUTS |= {"output_attentions", "output_hidden_states"}
 # Larger differences of vocabulary sizes (this, and 1%) are not padding, but different tokenizers.
 _LARGEST_PADDING = 512
 # Tokenizers and multimodal processors also return these for plain text; all zeros means text only.
@@ -166,7 +168,7 @@ def check_rows(model: PreTrainedModel, role: str, batch_size: int) -> None:
 
 
 def check_shapes(input_ids: torch.Tensor, model_kwargs: dict) -> None:
-    """Raise ValueError for empty prompts, and for masks and positions of another shape."""
+    """Raise ValueError for empty prompts, masks and positions of another shape, and positions that differ per axis."""
     expected = tuple(input_ids.shape)
     if input_ids.ndim != 2 or 0 in expected:
         raise ValueError(f"input_ids must be [batch, length] with at least one row and one id, got {list(expected)}.")
@@ -179,7 +181,13 @@ def check_shapes(input_ids: torch.Tensor, model_kwargs: dict) -> None:
         if value is None or tuple(value.shape) == expected:
             continue
         # `generate` creates positions of one row, or of one plane per axis for multimodal models.
-        if name == "position_ids" and value.shape[-1] == expected[-1] and (value.ndim == 3 or len(value) == 1):
+        fits = value.ndim in (2, 3) and tuple(value.shape[-2:]) in (expected, (1, expected[1]))
+        if name == "position_ids" and fits:
+            if value.ndim == 3 and not torch.equal(value, value[:1].expand_as(value)):
+                raise ValueError(
+                    f"position_ids {list(value.shape)} must be equal in all planes, because verifiers support text "
+                    "only; pass one plane."
+                )
             continue
         raise ValueError(
             f"{name} must have the shape of input_ids, {list(expected)}, got {list(value.shape)}; pass the "
@@ -283,7 +291,10 @@ def check_inputs(
             continue
         if name == "mm_encoder_outputs" and all(output is None for output in value.values()):
             continue
-        raise ValueError(f"the model input {name!r} is not supported: verifiers support text only. Remove it.")
+        raise ValueError(
+            f"the model input {name!r} is not supported: verifiers support ids, masks and positions of text only. "
+            "Remove it."
+        )
     if input_ids is not None:
         check_shapes(input_ids, model_kwargs)
 

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+import transformers as tf
 
 from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier, _compat
 from hf_diversed.generation import ragged_model
@@ -245,6 +246,25 @@ def test_multimodal_model_with_text():
     plain = target.generate(**inputs, max_new_tokens=NEW, do_sample=False)
     inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
     assert torch.equal(decode(target, draft, inputs, LosslessVerifier()).sequences, plain)
+
+
+@pytest.mark.parametrize("planes", [None, 3, 4])
+def test_positions_of_the_caller(planes):
+    """Catches positions that are replaced by those of the mask; multimodal models take one plane per rotary axis."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+    text = {**tiny.tiny_model("qwen2").config.to_dict(), "rope_parameters": rope, "model_type": "qwen2_vl_text"}
+    vision = {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2}
+    markers = dict.fromkeys(("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"), 3)
+    config = tf.Qwen2VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **markers)
+    torch.manual_seed(0)
+    target = tf.Qwen2VLForConditionalGeneration(config).eval()
+    tiny.sharpen(target)
+    inputs = tiny.ragged_batch(3, PROMPT)
+    of_mask = assert_lossless(target, tiny.tiny_draft(target), inputs)
+    positions = (inputs["attention_mask"].cumsum(-1) - 1).clamp_min(0) * 3 + 2
+    positions = positions if planes is None else positions.expand(planes, -1, -1)
+    out = assert_lossless(target, tiny.tiny_draft(target), inputs, position_ids=positions)
+    assert not torch.equal(out.sequences, of_mask.sequences)
 
 
 def test_text_draft_for_a_multimodal_target():

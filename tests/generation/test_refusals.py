@@ -146,6 +146,7 @@ class Bench:
 
 
 MISSING = object()
+AXES = torch.arange(1, 4)[:, None, None]  # factors that make positions differ per axis
 BENCH = Bench()
 
 
@@ -290,6 +291,11 @@ REFUSED = [
         for shape in ([2, 4], [3, 6], [1, 6], [2, 9])
     ),
     refused(generate(position_ids=torch.arange(4).expand(2, -1)), "position_ids; [2, 6]; got [2, 4]"),
+    refused(
+        generate(position_ids=torch.arange(6).expand(3, 1, -1) * AXES), "position_ids [3, 1, 6]; equal; one plane"
+    ),
+    refused(generate(position_ids=torch.arange(6).expand(3, 5, -1)), "position_ids; [2, 6]; got [3, 5, 6]"),
+    refused(generate(is_causal=False), "'is_causal'"),  # by upstream, if the forward must declare its inputs
     refused(generate(input_ids=torch.ones(0, 6).long(), attention_mask=MISSING), "at least one row; [0, 6]"),
     refused(generate(input_ids=torch.ones(2, 6)), "input_ids; long or int; float32"),
     refused(generate(token_type_ids=types_of_tokens(1)), "'token_type_ids'; Remove it"),
