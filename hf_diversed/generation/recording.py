@@ -295,7 +295,18 @@ def describe_round(round: Round) -> TokenRecords:
         bonus = torch.full((batch_size, 1), _BONUS)
         relaxed = torch.zeros_like(bonus).bool()
         log_prob = _log_prob(round.next_token[:, None], torch.ones_like(relaxed), round)
-        return TokenRecords(round.next_token[:, None], bonus, relaxed, nan, p, nan, nan, nan, log_prob, nan)
+        return TokenRecords(
+            tokens=round.next_token[:, None],
+            source=bonus,
+            relaxed=relaxed,
+            weight=nan,
+            p=p,
+            q=nan,
+            tv=nan,
+            bias=nan,
+            log_prob=log_prob,
+            strict_prob=nan,
+        )
     positions = torch.arange(draft.tokens.shape[1] + 1, device=draft.tokens.device)
     at_end = positions == round.num_accepted[:, None]
     is_bonus = at_end & (round.num_accepted >= round.num_drafted)[:, None]

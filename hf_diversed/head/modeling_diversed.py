@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -139,10 +140,9 @@ class DiversedHead(PreTrainedModel):
             head.push_to_hub("org/head-mbpp", evaluation="mbpp.json", training="head-mbpp/provenance.json")
             ```
         """
-        from hf_diversed.hub import HeadRecords, push, read_json  # a higher layer, so imported here
-
-        records = HeadRecords(read_json(evaluation), read_json(training), tuple(tags or ()), license)
-        return push(self, records, repo_id, **destination)
+        hub = import_module("hf_diversed.hub")  # builds on heads
+        records = hub.HeadRecords(hub.read_json(evaluation), hub.read_json(training), tuple(tags or ()), license)
+        return hub.push(self, records, repo_id, **destination)
 
     def _check_numbers(self, name: str | Path) -> None:
         """Raise OSError if the parameters make the output NaN or infinite."""
