@@ -44,6 +44,7 @@ from hf_diversed.evaluation.evaluate import definitions
 from hf_diversed.evaluation.results import Results
 from hf_diversed.formatting import LOSSLESS, PLAIN
 from hf_diversed.generation.ragged_model import RaggedModel
+from hf_diversed.generation.recurrent_model import RecurrentModel
 from hf_diversed.provenance import provenance
 from hf_diversed.running.files import read_lines, write_json
 from hf_diversed.running.methods import build_methods
@@ -145,7 +146,7 @@ def shared_prefill() -> Iterator[None]:
 
     def copy_or_prefill(self: RaggedModel, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
         length = input_ids.shape[1]
-        if not length or self._replay is not None:
+        if not length or isinstance(self, RecurrentModel):
             prefill(self, input_ids, chunk_size)
             return
         key = id(self.model.config)  # views of a model share its configuration

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from hf_diversed.generation.ragged_model import RaggedModel
+from hf_diversed.generation.recurrent_model import open_model
 from hf_diversed.generation.rows import PerRow, RaggedRows
 from hf_diversed.provenance import provenance
 
@@ -33,7 +33,7 @@ class Batch:
         self.rows = RaggedRows(ids[:, :PROMPT], ids.shape[1] - GAMMA, GAMMA, [], 0)
         self.rows.ids[:] = ids
         positions = torch.arange(PROMPT).expand(len(ids), -1)
-        self.model = RaggedModel(model, self.rows, None, positions, keep_hidden=False)
+        self.model = open_model(model, self.rows, None, positions, keep_hidden=False)
         self.model.prefill(ids[:, : PROMPT - 1])
 
     def round(self) -> float:

@@ -19,6 +19,7 @@ from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
 from hf_diversed.generation.ragged_model import RaggedModel, find_rotary_limit
 from hf_diversed.generation.recording import RoundStreamer
+from hf_diversed.generation.recurrent_model import open_model
 from hf_diversed.generation.request import Request
 from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.sampling import RandomSource
@@ -72,7 +73,7 @@ class Parts:
             else:
                 warn_once(model, f'cache_implementation="static" has no effect: {reason}.')
         runner: Callable[..., Any] = partial(
-            RaggedModel if compiler is None else partial(StaticModel, compiler=compiler),
+            open_model if compiler is None else partial(StaticModel, compiler=compiler),
             rows=self.rows,
             prompt_mask=mask,
             position_ids=positions,

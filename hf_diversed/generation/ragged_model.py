@@ -14,7 +14,6 @@ from hf_diversed.generation.rows import PerRow, RaggedRows
 
 logger = _compat.get_logger(__name__)
 _MIN_SKIPPED_PADDING = 512  # padding tokens that an extra forward of the prefill must skip
-_LONGEST_REPLAY = 16  # tokens that a block reads again at most; more are read in a forward before it
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class RotaryLimit:
 
 
 class RaggedModel:
-    """A model with its cache, masks and positions.
+    """A model with its cache, masks and positions; `RecurrentModel` is for models with recurrent states.
 
     Args:
         model: a causal LM, or a PEFT wrapper around one.
@@ -53,6 +52,8 @@ class RaggedModel:
         max_id: highest id that the model can embed. Higher ids are replaced by it: they only exist where the target's
             embedding has more padding than the draft model's.
     """
+
+    spare_columns = 0  # columns of the cache after those of the rows
 
     def __init__(
         self,
@@ -72,14 +73,13 @@ class RaggedModel:
         self._max_id = max_id
         self._prompt_mask = None if prompt_mask is None else prompt_mask.to(self.device, torch.long)
         states = _compat.recurrent_states(model)
-        limit = rows.ids.shape[1] + (_LONGEST_REPLAY if states else 0)  # columns, rejected and padding tokens included
+        limit = rows.ids.shape[1] + self.spare_columns  # columns, rejected and padding tokens included
         position_ids = position_ids.to(self.device)
         generated = torch.arange(limit - position_ids.shape[1], device=self.device)
         remaining = rows.max_length - 1 - position_ids.shape[1]
         self._positions = torch.cat([position_ids, position_ids[:, -1:] + 1 + generated.clamp_max(remaining)], dim=1)
         real = None if self._prompt_mask is None else self._prompt_mask.bool()
         self._cache = RaggedCache(_compat.num_layers(model), limit, real, _compat.mask_windows(model), states)
-        self._replay = Replay(self._cache, rows) if states else None
         # With a rotary limit, the highest position of a forward determines how it rotates all keys.
         self._may_join = not states and _compat.rotary_limit(model) is None
         self._logits_to_keep = _compat.logits_to_keep(model)
@@ -88,7 +88,7 @@ class RaggedModel:
         """Fill the cache with prompt ids (long `[B, N]`, N may be 0). Equal prompts are processed once.
 
         Columns in which rows have only padding are skipped where that saves `_MIN_SKIPPED_PADDING` tokens. The model
-        expands the 2D mask itself, except in forwards after the first, or of a single token with recurrent states.
+        expands the 2D mask itself, except where `_needs_4d_mask`.
         """
         length = input_ids.shape[1]
         input_ids, positions, prompt_mask = input_ids.to(self.device), self._positions, self._prompt_mask
@@ -115,8 +115,6 @@ class RaggedModel:
         back = [chosen.index(firsts[group]) for group in group_of_row]
         if back != list(range(len(back))):
             self._cache.keep(torch.tensor(back, device=self.device))
-        if self._replay is not None:
-            self._replay.lengths = [length] * len(self._positions)
 
     def _first_columns(self, length: int) -> list[int]:
         """Return the column of each row's first token, at most `length` - 1; 0 if its padding must not be skipped."""
@@ -138,58 +136,33 @@ class RaggedModel:
         mask: Masks | None = None
         if prompt_mask is not None:
             real = F.pad(prompt_mask, (0, max(stop - prompt_mask.shape[1], 0)), value=1)[:, :stop]
-            # Some models (GIT) expand 2D masks wrongly once the cache holds tokens. With recurrent states, models
-            # ignore 2D masks in forwards of a single token.
-            needs_4d_mask = start > 0 if self._replay is None else width == 1
-            mask = self._cache.mask(columns, self._dtype) if needs_4d_mask else real
+            mask = self._cache.mask(columns, self._dtype) if self._needs_4d_mask(start, width) else real
         self._forward(tokens, mask, positions, keep=1, hidden=False)
+
+    def _needs_4d_mask(self, start: int, width: int) -> bool:
+        """Whether a forward of the prefill needs a 4D mask, because models expand its 2D mask wrongly."""
+        return start > 0  # GIT, once the cache holds tokens
 
     def rewind(self) -> None:
         """Discard rejected tokens, after a round.
 
-        Keys and values need no change, as the next block overwrites them. Recurrent states are restored.
+        Keys and values need no change, as the next block overwrites them.
         """
-        if self._replay is not None:
-            rows = zip(self._rows.lengths.host, self._rows.ends)
-            self._replay.return_to([length - 1 if end is None else 0 for length, end in rows])
 
     def keep(self, rows: torch.Tensor) -> None:
         """Keep only these rows (long, ascending) of the batch."""
         rows = rows.to(self.device)
         self._positions = self._positions[rows]
         self._cache.keep(rows)
-        if self._replay is not None:
-            self._replay.lengths = [self._replay.lengths[row] for row in rows.tolist()]
 
     def __call__(self, tokens: torch.Tensor, starts: PerRow, keep: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run `tokens` (long `[B, Q]`), row i at columns `starts[i] ..`, after the cached columns before them.
-
-        With recurrent states the ids are read from the batch's rows, to which the caller must have written `tokens`.
 
         Returns:
             logits float32 `[B, keep, V]` of the last `keep` positions, and their hidden states `[B, keep, D]`, or None
             without `keep_hidden`.
         """
-        if self._replay is None:
-            return self._block(tokens, starts, keep, self.keep_hidden)
-        replay, stops = self._replay, [start + tokens.shape[1] for start in starts.host]
-        counts = replay.missing(stops, keep)
-        # Draft steps follow each other without a rewind, so no row may be padded. Other blocks may replay some tokens.
-        least, slack = (min(counts), 0) if keep == 1 else (tokens.shape[1], _LONGEST_REPLAY)
-        while max(counts) > least + slack:
-            width = min(count - least for count in counts if count - least > slack // 2)
-            limits = [length + width * (count - least >= width) for length, count in zip(replay.lengths, counts)]
-            self._block(*replay.next(width), keep=1, hidden=False)
-            replay.return_to(limits)
-            counts = replay.missing(stops, keep)
-        padding = max(counts) - min(counts)
-        logits, hidden = self._block(*replay.next(max(counts)), keep + padding, self.keep_hidden)
-        firsts = [count - min(counts) for count in counts]
-
-        def last(values: torch.Tensor) -> torch.Tensor:
-            return torch.stack([values[row, first : first + keep] for row, first in enumerate(firsts)])
-
-        return (logits, hidden) if not padding else (last(logits), None if hidden is None else last(hidden))
+        return self._block(tokens, starts, keep, self.keep_hidden)
 
     def _block(self, tokens: torch.Tensor, starts: PerRow, keep: int, hidden: bool):
         first, last = min(starts.host), max(starts.host)
@@ -203,57 +176,6 @@ class RaggedModel:
         if self._max_id is not None:
             tokens = tokens.clamp_max(self._max_id)
         return run_model(self.model, tokens, mask, positions, self._cache, keep, self._logits_to_keep, hidden)
-
-
-class Replay:
-    """Removes rejected tokens from recurrent states, which cannot be cropped.
-
-    The states are copied before each forward. After a round, each row returns to its latest states without rejected
-    tokens, and its next block begins with the accepted tokens that they lack. Shorter blocks of other rows are padded
-    on the right; their states are restored later.
-
-    Args:
-        cache: with the states. rows: ids of the batch.
-
-    Attributes:
-        lengths: number of tokens that the states of each row contain.
-    """
-
-    def __init__(self, cache: RaggedCache, rows: RaggedRows):
-        self._cache, self._rows = cache, rows
-        self.lengths = [0] * len(rows.ids)
-        self._copies: list[tuple[list[int], list[torch.Tensor | None]]] = []
-
-    def missing(self, stops: list[int], keep: int) -> list[int]:
-        """Return how many tokens before column `stops[row]` the states of each row lack, but at least `keep`.
-
-        States may contain accepted tokens after that column. Finished rows get the minimum of the others.
-        """
-        rows = self._rows.running
-        counts = {row: max(stops[row] - self.lengths[row], keep) for row in rows}
-        return [counts.get(row, min(counts.values())) for row in range(len(stops))]
-
-    def next(self, width: int) -> tuple[torch.Tensor, PerRow]:
-        """Return the next `width` tokens of each row, long `[B, width]`, and their first columns. Copies the states.
-
-        Finished rows get their first tokens.
-        """
-        self._copies.append((self.lengths, self._cache.copy_recurrent_states()))
-        ids = self._rows.ids
-        lengths = [length if end is None else 0 for length, end in zip(self.lengths, self._rows.ends)]
-        starts = torch.tensor(lengths, device=ids.device)
-        columns = starts[:, None] + torch.arange(width, device=ids.device)
-        self.lengths = [length + width for length in lengths]
-        return ids.gather(1, columns.clamp_max(ids.shape[1] - 1)), PerRow(lengths, starts)
-
-    def return_to(self, limits: list[int]) -> None:
-        """Return each row to its latest states with at most `limits[row]` tokens, or else to its earliest ones."""
-        known = [*(lengths for lengths, _ in self._copies), self.lengths]
-        chosen = [sum(each[row] <= limit for each in known[1:]) for row, limit in enumerate(limits)]
-        if min(chosen) < len(self._copies):
-            self._cache.restore_recurrent_states([states for _, states in self._copies], chosen)
-        self.lengths = [known[index][row] for row, index in enumerate(chosen)]
-        self._copies = []
 
 
 def group_equal_rows(rows: list[list[int]]) -> tuple[list[int], list[int]]:

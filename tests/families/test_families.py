@@ -8,7 +8,7 @@ import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from hf_diversed.generation import ragged_model
-from hf_diversed.generation.ragged_model import RaggedModel
+from hf_diversed.generation.recurrent_model import open_model
 from hf_diversed.generation.rows import PerRow, RaggedRows
 from tests.families.compare import examine
 from tests.families.shrink import small_model
@@ -63,7 +63,7 @@ def test_padded_prefill_in_parts_is_exact(model_type, min_skipped_padding, chunk
     mask = (torch.arange(width) >= width - lengths[:, None]).long()
     ids = ids.where(mask == 1, PAD)
     rows = RaggedRows(ids, width + 1, 1, [], PAD)
-    ours = RaggedModel(model, rows, mask, (mask.cumsum(-1) - 1).clamp_min(0), keep_hidden=False)
+    ours = open_model(model, rows, mask, (mask.cumsum(-1) - 1).clamp_min(0), keep_hidden=False)
     ours.prefill(ids[:, :-1], chunk_size)
     last = [width - 1] * 4
     logits, _ = ours(ids[:, -1:], PerRow(last, torch.tensor(last)), keep=1)

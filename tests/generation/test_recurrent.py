@@ -9,8 +9,9 @@ import torch
 
 from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, _compat, diversed_decoding
 from hf_diversed.engines.static import StaticEngine
-from hf_diversed.generation import decoding, planning, ragged_model
+from hf_diversed.generation import decoding, planning, ragged_model, recurrent_model
 from hf_diversed.generation.ragged_model import RaggedModel
+from hf_diversed.generation.recurrent_model import open_model
 from hf_diversed.generation.rows import PerRow, RaggedRows
 from tests import versions
 from tests.families.compare import prepare
@@ -65,10 +66,10 @@ def test_logits_after_rollback_are_fresh_logits(target, batch_size, monkeypatch)
     """Catches states that contain rejected tokens or padding, or lack accepted tokens, in rows of any length."""
     ids = torch.cat([prompt(60, seed=row) for row in range(batch_size)])
     rows = RaggedRows(ids[:, :8], 60, 8, [], PAD)
-    model = RaggedModel(target, rows, None, torch.arange(8).expand(batch_size, -1), keep_hidden=False)
+    model = open_model(target, rows, None, torch.arange(8).expand(batch_size, -1), keep_hidden=False)
     model.prefill(ids[:, :7], chunk_size=3)
     fresh, index = target(ids, use_cache=False).logits, torch.arange(batch_size)[:, None]
-    monkeypatch.setattr(ragged_model, "_LONGEST_REPLAY", 4)  # so that all ways of reading tokens again are run
+    monkeypatch.setattr(recurrent_model, "_LONGEST_REPLAY", 4)  # so that all ways of reading tokens again are run
     for step, accepted in enumerate((0, 4, 1, 2, 3, 1, 4, 4, 0, 2)):
         starts, width = rows.lengths + (-1), 1 if step in (3, 8) else 5
         kept = torch.tensor([accepted, 4, (accepted + step) % 5][:batch_size]).clamp_max(width - 1)
@@ -233,6 +234,6 @@ def test_a_rotary_limit_within_the_call_is_refused():
 def test_other_models_keep_no_states():
     """Catches copies in models without states, which would cost time in every round."""
     llama = tiny_model("llama")
-    model = RaggedModel(llama, RaggedRows(prompt(4), 8, 0, [], PAD), None, torch.arange(4)[None], keep_hidden=False)
-    assert model._replay is None
+    model = open_model(llama, RaggedRows(prompt(4), 8, 0, [], PAD), None, torch.arange(4)[None], keep_hidden=False)
+    assert type(model) is RaggedModel
     assert _compat.recurrent_states(llama) == []
