@@ -20,6 +20,16 @@ def pair():
 
 
 @pytest.fixture
+def rows_left(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of rows that each removal of finished rows leaves, in order; empty if no row is removed."""
+    from hf_diversed.generation.rows import RaggedRows
+
+    counts, keep = [], RaggedRows.keep
+    monkeypatch.setattr(RaggedRows, "keep", lambda rows, kept: counts.append(len(kept)) or keep(rows, kept))
+    return counts
+
+
+@pytest.fixture
 def caplog(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
     """pytest's `caplog` with the warnings of transformers and of this library propagated to it.
 

@@ -178,7 +178,7 @@ def test_half_precision(pair):
 
 
 @pytest.mark.parametrize("verifier", [LosslessVerifier(), StaticEnsembleVerifier(0.3)], ids=["lossless", "static"])
-def test_dropping_finished_rows_changes_nothing(pair, verifier, monkeypatch):
+def test_dropping_finished_rows_changes_nothing(pair, verifier, monkeypatch, rows_left):
     """Catches a row that gets the cache, mask or state of another one after finished rows were removed."""
     inputs = ragged_batch(8)
     first = relaxed(pair, verifier, inputs).sequences[:, inputs["input_ids"].shape[1] :]
@@ -186,7 +186,9 @@ def test_dropping_finished_rows_changes_nothing(pair, verifier, monkeypatch):
     whole, shrunk = [], []
     for share, outputs in ((0.0, whole), (1.0, shrunk)):
         monkeypatch.setattr(decoding, "_COMPACT_AT", share)
+        rows_left.clear()
         outputs.append(relaxed(pair, verifier, inputs, eos_token_id=eos, output_token_records=True))
+        assert (len(rows_left) >= 3) == (share == 1.0)
     assert len({row.num_emitted for row in whole[0].stats.per_row}) >= 3
     assert torch.equal(whole[0].sequences, shrunk[0].sequences)
     for alone, mine in zip(whole[0].stats.per_row, shrunk[0].stats.per_row):
@@ -208,12 +210,14 @@ def test_heads_decode_under_autocast(pair, features):
     assert out.stats.num_emitted > 0
 
 
-def test_rows_with_settings_of_their_own_stay(pair, monkeypatch):
+def test_rows_with_settings_of_their_own_stay(pair, monkeypatch, rows_left):
     """Catches a strictness that moves to another row when finished rows are removed."""
     monkeypatch.setattr(decoding, "_COMPACT_AT", 1.0)
     inputs, strictnesses = ragged_batch(4), [0.0, 0.3, 0.8, 1.0]
     eos = relaxed(pair, LosslessVerifier(), inputs).sequences[[3, 1], [-17, -12]].tolist()
+    rows_left.clear()
     together = relaxed(pair, DiversedVerifier(tiny_head(), strictnesses), inputs, eos_token_id=eos)
+    assert rows_left
     for row, strictness in enumerate(strictnesses):
         alone = {name: values[row : row + 1] for name, values in inputs.items()}
         expected = relaxed(pair, DiversedVerifier(tiny_head(), strictness), alone, eos_token_id=eos).sequences[0]

@@ -44,7 +44,7 @@ def test_every_row_is_the_naive_one(pair, name, monkeypatch):
         assert_naive(pair, verifier, batch, out, row, 3, 12, LogitsProcessorList(warpers), randomness)
 
 
-def test_temperatures_are_compacted_with_the_rows(pair, monkeypatch):
+def test_temperatures_are_compacted_with_the_rows(pair, monkeypatch, rows_left):
     """Catches temperatures that are not compacted with the rows, and records of greedy rows that count as sampled."""
     monkeypatch.setattr(decoding, "_COMPACT_AT", 1.0)
     target, draft = pair
@@ -53,7 +53,9 @@ def test_temperatures_are_compacted_with_the_rows(pair, monkeypatch):
     call["eos_token_id"] = greedy[[0, 2, 5], [12, 16, 21]].tolist()  # rows now end in different rounds
     greedy = target.generate(**call, do_sample=False)
     returned = {"return_dict_in_generate": True, "output_token_records": True}
+    rows_left.clear()
     mixed = target.generate(**call, **returned, do_sample=True, top_k=0, diversed_temperature=[0.0, 1.0] * 4)
+    assert rows_left
     for row in range(0, 8, 2):
         text = greedy[row].tolist()
         assert mixed.sequences[row].tolist()[: len(text)] == text[: mixed.sequences.shape[1]]

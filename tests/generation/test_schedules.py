@@ -245,15 +245,23 @@ CALL = {"num_assistant_tokens_schedule": "adaptive", "max_new_tokens": 40, "do_s
 
 @pytest.mark.parametrize("new_tokens", [1, 2, 3, 17])
 def test_it_ends_at_the_maximal_length(pair, lengths, new_tokens):
+    """Catches draft tokens beyond the maximal length, from a schedule that chooses the length of every round."""
     target, draft = pair
     call = {**ragged_batch(), **CALL, "max_new_tokens": new_tokens}
     plain = target.generate(**ragged_batch(), max_new_tokens=new_tokens, do_sample=False)
     for start in (1, 5, 30):
         for engine in ({}, STATIC):
-            text = target.generate(
-                **call, **engine, assistant_model=draft, verifier="lossless", num_assistant_tokens=start
+            lengths.clear()
+            out = target.generate(
+                **call,
+                **engine,
+                assistant_model=draft,
+                verifier="lossless",
+                num_assistant_tokens=start,
+                return_dict_in_generate=True,
             )
-            assert torch.equal(text, plain)
+            assert torch.equal(out.sequences, plain)
+            assert len(lengths) == out.stats.target_forwards - 1  # but the prompt's
 
 
 def test_lengths_beyond_the_longest_are_taken(pair, lengths):

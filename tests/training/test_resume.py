@@ -38,6 +38,7 @@ def killed(tmp_path_factory) -> Runs:
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout.splitlines()[-1])
+    assert report["finished"]
     return Runs(folder / "unbroken", [folder / name for name in report["finished"]], report["kills"])
 
 

@@ -62,7 +62,9 @@ def test_log_has_trl_s_names(done):
     names |= {"completions/mean_length", "completions/clipped_ratio", "kl"}
     names |= {"acceptance_rate", "block_efficiency", "acceptance_coef", "quality_drop", "weight", "clip_fraction"}
     names |= {f"time/{phase}" for phase in ("reference", "rollout", "reward", "evaluation", "save", "update")}
-    for line in (line for line in trainer.state.log_history if "loss" in line):
+    lines = [line for line in trainer.state.log_history if "loss" in line]
+    assert len(lines) == trainer.state.max_steps // trainer.state.logging_steps
+    for line in lines:
         assert names <= set(line)
         assert all(math.isfinite(value) for value in line.values())
         assert min(value for name, value in line.items() if name.startswith("time/")) >= 0
