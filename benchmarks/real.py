@@ -30,8 +30,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_diversed.cli.demo import TEXTS
-from hf_diversed.cli.main import call
 from hf_diversed.cli.models import LOOKUP, load_pair
+from hf_diversed.cli.training import call
 from hf_diversed.evaluation import EvaluationSettings, evaluate
 from hf_diversed.evaluation.calls import peak_memory
 from hf_diversed.formatting import with_bounds

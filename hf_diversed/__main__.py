@@ -4,4 +4,4 @@ from hf_diversed.cli import app
 
 
 if __name__ == "__main__":
-    raise SystemExit(app())
+    app()

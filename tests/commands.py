@@ -1,15 +1,12 @@
 """Runs the command line in this process."""
 
 import io
-from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
 from hf_diversed.cli import app
-from hf_diversed.cli.options import Parser, refuse_unknown, spelled
 
 
 @dataclass
@@ -32,7 +29,8 @@ def run(*arguments: object, **environment: str) -> Result:
         for name, value in {"COLUMNS": "200", **environment}.items():
             patch.setenv(name, value)
         try:
-            code = app(list(map(str, arguments)))
+            app(list(map(str, arguments)), prog_name="hf-diversed")
+            code = 0
         except SystemExit as ended:
             code = ended.code
     return Result(code, out.getvalue(), err.getvalue())
@@ -51,11 +49,3 @@ def refused(words: str, *arguments: object, code: int = 2, **environment: str) -
     assert (result.exit_code, result.stdout) == (code, ""), result.output
     assert words in " ".join(result.stderr.split())
     assert "Traceback" not in result.stderr
-
-
-def parse_options(classes: Sequence[type], argv: Sequence[str]) -> tuple[Any, ...]:
-    """Return an instance of each class, from the options of a command line."""
-    parser = Parser(classes, "train")
-    values, more = parser.parse([spelled(word) for word in argv])
-    refuse_unknown(more, parser)
-    return tuple(values)

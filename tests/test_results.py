@@ -133,7 +133,8 @@ def test_studies_of_learning(tmp_path):
 def test_commands_made_the_committed_results(name):
     """Catches results that were made by another command than the documented one."""
     argv = json.loads((RESULTS / name).read_text())["provenance"]["argv"]
-    argv = ["--families" if word == "--rules" else word for word in argv]  # renamed since
+    renamed = {"frontier": "evaluate", "--rules": "--frontier"}
+    argv = [renamed.get(word, word) for word in argv]
     if "--output" in argv:
         del argv[argv.index("--output") : argv.index("--output") + 2]
     words = shlex.split(COMMANDS[name].removeprefix("hf-diversed ").removeprefix("python "))

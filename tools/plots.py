@@ -271,7 +271,7 @@ def _legend(figure: Figure, axes: Axes) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Draw the figures of JSON files. A file without results is reported and skipped."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="+", type=Path, help="JSON files of hf-diversed evaluate and frontier.")
+    parser.add_argument("results", nargs="+", type=Path, help="JSON files of hf-diversed evaluate.")
     parser.add_argument("--output", default=Path("figures"), type=Path, help="Folder for the figures.")
     parser.add_argument("--format", default="png", help="png, svg, pdf; several separated by commas.")
     arguments = parser.parse_args(argv)

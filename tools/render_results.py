@@ -29,7 +29,7 @@ COMMANDS = {
     "summary.json": f"{_RUN.format(1000)} --task summary --samples-per-prompt 3 {_METHODS.format('lenience:0.3')}",
     "code.json": f"{_RUN.format(500)} --task code --samples-per-prompt 1 {_METHODS.format('lenience:0.03')} "
     "--allow-code-execution",
-    "frontier-math.json": "hf-diversed frontier --task math --families static,diversed,lenience,spec_cascade "
+    "frontier-math.json": "hf-diversed evaluate --task math --frontier static,diversed,lenience,spec_cascade "
     "--num-examples 500 --batch-size 250",
     "math-t0.json": f"{_SWEEP} --temperature 0",
     "math-t0.1.json": f"{_SWEEP} --temperature 0.1",

@@ -1,15 +1,13 @@
 """`hf-diversed calibrate`: the most permissive strictness of a head for a tolerated quality drop."""
 
 import json
-from dataclasses import dataclass
-from pathlib import Path
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from hf_diversed.cli import preparing
-from hf_diversed.cli.options import MeasuringOptions, argument, existing_folder, option
+from hf_diversed.cli.options import CalibrateOptions
 from hf_diversed.cli.terminal import console, notes
 from hf_diversed.evaluation.calibration import Tested, check_shares
 from hf_diversed.evaluation.calibration import calibrate as run
@@ -23,26 +21,10 @@ from hf_diversed.hub.files import CARD
 from hf_diversed.running.files import write_json
 
 
-@dataclass(kw_only=True)
-class CalibrateOptions(MeasuringOptions):
-    """What to calibrate."""
-
-    head: Path = argument(  # type: ignore[assignment]
-        "Folder of the head; the strictness is written to its configuration and card.", kind=existing_folder
-    )
-    max_quality_drop: float = option("Tolerated drop below the target alone, in units of the metric.", 0.01)
-    confidence: float = option("Confidence that the drop is within it, between 0 and 1.", 0.95)
-    num_examples: int = option("Number of prompts.", 1000)
-    samples_per_prompt: int = option("Number of completions of each prompt.", 2)
-    num_assistant_tokens: int | None = option("Draft tokens per round; by default the head's own, or 5.")
-    output: Path | None = option(
-        "Folder for finished calls, so that a run can continue; by default one below HEAD/calibration."
-    )
-
-
 def calibrate(options: CalibrateOptions) -> None:
     """Find the lowest strictness within a tolerated quality drop. It becomes the head's default, in its configuration
     and card. An interrupted run continues where it stopped."""
+    preparing.check_folder("HEAD", options.head)
     check_shares(options.max_quality_drop, options.confidence)
     task = preparing.load_task(options)
     head = DiversedHead.from_pretrained(options.head).eval()

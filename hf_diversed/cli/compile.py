@@ -1,14 +1,13 @@
 """`hf-diversed compile`: compile the rounds of later calls and store them on disk."""
 
 import time
-from dataclasses import dataclass
 
 import torch
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from hf_diversed.cli.generate import build_method, check_method
 from hf_diversed.cli.models import load_pair
-from hf_diversed.cli.options import MethodOptions, argument, option
+from hf_diversed.cli.options import CompileOptions
 from hf_diversed.cli.preparing import numbers
 from hf_diversed.cli.terminal import console, notes, show_own_warnings_only
 from hf_diversed.formatting import PLAIN
@@ -17,27 +16,8 @@ from hf_diversed.running.compiled import default_compile_config, warmup
 from hf_diversed.running.sampling import Sampling
 
 
-@dataclass(kw_only=True)
-class CompileOptions(MethodOptions):
-    """Which rounds to compile."""
-
-    target: str | None = argument("Hub id or folder; the embedded pair by default.", None)
-    draft: str | None = argument("Hub id or folder of the draft model.", None)
-    batch_sizes: str = option("Batch sizes of later calls; each also serves smaller batches.", "1")
-    max_length: int = option("Largest number of tokens of a row, including the prompt.", 512)
-    top_k: int = option("Sample from this many of the likeliest tokens; 0 keeps all.", 0)
-    top_p: float = option("Sample from the likeliest tokens of this total probability; 1 keeps all.", 1.0)
-    threads: int | None = option("Number of CPU threads of later processes.")
-    backend: str = option("Backend of torch.compile; eager only traces and stores nothing.", "inductor")
-
-
 def compile_rounds(options: CompileOptions) -> None:
-    """Compile what generate(..., cache_implementation="static") runs, ahead of the first call.
-
-    Inductor stores the code on disk: in TORCHINDUCTOR_CACHE_DIR, or in a folder of the user below the temporary one.
-    A later process with the same models, verifier, sizes, sampling and threads traces its first round but compiles
-    nothing, which takes seconds instead of minutes. Within one process, use hf_diversed.warmup.
-    """
+    """Compile what generate(..., cache_implementation="static") runs, ahead of the first call."""
     show_own_warnings_only()
     if (options.target is None) != (options.draft is None):
         raise ValueError("TARGET and DRAFT go together: name both, or neither for the embedded pair.")

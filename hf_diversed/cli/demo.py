@@ -11,7 +11,7 @@ from transformers import CompileConfig
 
 from hf_diversed.cli.comparison import Case, all_cases, compare, compiled_cases, demo_cases
 from hf_diversed.cli.models import LOOKUP, load_pair
-from hf_diversed.cli.options import DeviceOptions, option
+from hf_diversed.cli.options import ENGINES, DemoOptions
 from hf_diversed.cli.rendering import comparison_table, compiled_line, source_legend, token_text
 from hf_diversed.cli.terminal import console, notes, show_own_warnings_only
 from hf_diversed.formatting import PLAIN
@@ -27,7 +27,6 @@ from hf_diversed.verifiers import build_verifier
 from hf_diversed.zoo import packaged
 
 
-ENGINES = ("eager", "compiled", "both")
 PHASE_TOKENS = (":", ".")  # the answer's first sentence, as the problems have no thinking phase
 SHOWN = "lenience:0.3"
 REPEAT = "Repeat the following text word for word:\n\n"
@@ -51,31 +50,8 @@ TEXTS = (
 )
 
 
-@dataclass(kw_only=True)
-class DemoOptions(DeviceOptions):
-    """What to compare."""
-
-    num_examples: int = option("Held-out prompts to answer.", 8)
-    repeats: int = option("Timed repeats of every prompt and method.", 3)
-    seed: int = option("Seed of the prompts and of sampling.", 0)
-    num_assistant_tokens: int = option("Draft tokens per round.", 5)
-    max_new_tokens: int = option("Longest answer, in tokens.", 128)
-    temperature: float = option("Sampling temperature; 0 decodes greedily.", 1.0)
-    all: bool = option("Compare every verifier of the library.", False)
-    engine: str = option("eager, compiled (compilation takes minutes), or both.", "both")
-    backend: str = option("Backend of torch.compile; eager only traces.", "inductor")
-    model: str | None = option(
-        f"A chat model: Hub id, folder, the pair qwen-coder, or one of {', '.join(packaged.MODELS)}."
-    )
-    draft: str = option("Draft model of --model: Hub id or folder, or lookup to copy from the prompt.", LOOKUP)
-
-
 def demo(options: DemoOptions) -> None:
-    """Compare decoding methods on the embedded pair, offline.
-
-    Methods alternate prompt by prompt. Speeds are medians of the repeats, with their range; a ratio whose range
-    exceeds 30 percent of its median is shown as "too noisy to say".
-    """
+    """Compare decoding methods and print a table per engine."""
     if options.engine not in ENGINES:
         raise ValueError(f"--engine must be one of {', '.join(ENGINES)}, got {options.engine!r}.")
     if options.model is not None and options.all:

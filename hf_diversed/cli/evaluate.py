@@ -1,14 +1,13 @@
-"""`hf-diversed evaluate` and `frontier`: quality, acceptance and cost of methods on one task."""
+"""`hf-diversed evaluate`: quality, acceptance and cost of methods on one task."""
 
 import itertools
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from hf_diversed.cli import preparing
-from hf_diversed.cli.options import MeasuringOptions, option, required
+from hf_diversed.cli.options import EvaluateOptions
 from hf_diversed.cli.rendering import accepted_length_table, results_table
 from hf_diversed.cli.terminal import console
 from hf_diversed.evaluation import EvaluationSettings, markdown_table, sweep
@@ -17,45 +16,14 @@ from hf_diversed.evaluation.markdown import setting
 from hf_diversed.evaluation.results import remove_results
 
 
-@dataclass(kw_only=True)
-class SweepOptions(MeasuringOptions):
-    """Options that accept several values, and further output."""
-
-    temperature: str = option("Sampling temperature, 0 for greedy decoding; or several: 0,0.1,1.", "1.0")  # type: ignore[assignment]
-    num_assistant_tokens: str = option("Draft tokens per round; or several: 3,5,7.", "5")
-    records: bool = option("Also measure TV, bias and relaxed tokens (slower).", False)
-    markdown: Path | None = option("Markdown file for a table of acceptance and quality.")
-
-
-@dataclass(kw_only=True)
-class EvaluateOptions(SweepOptions):
-    """What to measure."""
-
-    methods: str = required("Methods, separated by commas: target, lossless, lenience:0.3, diversed, diversed@0.7 ...")
-
-
-@dataclass(kw_only=True)
-class FrontierOptions(SweepOptions):
-    """What to sweep."""
-
-    families: str = option(
-        "Method families, separated by commas; static:0.3:0.7 sweeps these two values.",
-        "static,lenience,spec_cascade,diversed",
-    )
-
-
 def evaluate(options: EvaluateOptions) -> None:
-    """Measure methods on the same prompts under the same seeds; an interrupted run continues where it stopped."""
-    _measure(options, "--methods", options.methods.split(","))
-
-
-def frontier(options: FrontierOptions) -> None:
-    """Sweep static weights, lenience, SpecCascade's alpha and the strictness of a head."""
-    _measure(options, "--families", expand(options.families.split(",")))
-
-
-def _measure(options: SweepOptions, option: str, methods: list[str]) -> None:
-    """Measure the methods at each temperature and number of draft tokens. `option` names their option in errors."""
+    """Measure the methods on the same prompts at each temperature and number of draft tokens, and print tables."""
+    if (options.methods is None) == (options.frontier is None):
+        raise ValueError("pass either --methods, for example target,lossless,lenience:0.3, or --frontier.")
+    if options.methods is not None:
+        option, methods = "--methods", options.methods.split(",")
+    else:
+        option, methods = "--frontier", expand((options.frontier or "").split(","))
     task = preparing.load_task(options)
     temperatures = preparing.numbers("--temperature", options.temperature, float)
     gammas = preparing.numbers("--num-assistant-tokens", options.num_assistant_tokens, int)
@@ -84,7 +52,7 @@ def _measure(options: SweepOptions, option: str, methods: list[str]) -> None:
 
 
 @contextmanager
-def _folder(options: MeasuringOptions) -> Iterator[Path]:
+def _folder(options: EvaluateOptions) -> Iterator[Path]:
     """Yield the folder of finished calls: next to the output, or a temporary one."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if options.output is None else options.output.with_suffix(".parts")

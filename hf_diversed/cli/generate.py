@@ -1,13 +1,12 @@
 """`hf-diversed generate`: continue a prompt, with every token coloured by its origin."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from rich.text import Text
 from transformers.utils import logging
 
 from hf_diversed.cli.models import load_pair
-from hf_diversed.cli.options import MethodOptions, argument, option
+from hf_diversed.cli.options import GenerateOptions, MethodOptions
 from hf_diversed.cli.preparing import naming
 from hf_diversed.cli.rendering import pieces_text, source_legend, stats_line
 from hf_diversed.cli.terminal import console, notes, show_own_warnings_only
@@ -27,17 +26,6 @@ from hf_diversed.zoo.loader import WEIGHTS
 
 DEFAULT = "lenience:0.3"  # the verifier without a head
 _SETTINGS = ("strictness", "max_bias", "bias_budget", "max_ratio")
-
-
-@dataclass(kw_only=True)
-class GenerateOptions(MethodOptions):
-    """What to continue."""
-
-    prompt: str = argument("Text to continue.")
-    bias_budget: float | None = option("Bound on the sum of TV(v, p) over the answer.")
-    seed: int = option("Seed of sampling.", 0)
-    max_new_tokens: int = option("Longest answer, in tokens.", 128)
-    chat: bool = option("Apply the tokenizer's chat template to the prompt.", False)
 
 
 def generate(options: GenerateOptions) -> None:

@@ -1,85 +1,138 @@
-"""The `hf-diversed` command: parses the options of a command and runs it."""
+"""The `hf-diversed` command. Neither this module nor `--help` imports torch or transformers: commands import them."""
 
+import inspect
 import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
 
 from hf_diversed._version import __version__
 from hf_diversed.cli import options
-from hf_diversed.cli.terminal import INTERRUPTED, USAGE, errors_as_text
-from hf_diversed.formatting import did_you_mean
 
 
-# Module, function and summary of each command.
-COMMANDS = {
-    "demo": ("demo", "demo", "Compare decoding methods on the embedded pair, offline."),
-    "generate": ("generate", "generate", "Continue a prompt and colour each token by its origin."),
-    "train": ("train", "train", "Train a head for a pair and a task."),
-    "tune-draft": ("train", "tune_draft", "Tune a draft model towards its target, by LoRA or with all weights."),
-    "label": ("label", "label", "Measure what keeping rejected draft tokens costs, for train --labels."),
-    "evaluate": ("evaluate", "evaluate", "Measure quality, acceptance and cost of methods on a task."),
-    "frontier": ("evaluate", "frontier", "Sweep the parameter of method families on a task."),
-    "calibrate": ("calibrate", "calibrate", "Find the strictness of a head for a tolerated quality drop."),
-    "compile": ("compile", "compile_rounds", "Compile the rounds of later calls, into a cache on disk."),
-    "serve": ("serve", "serve", "Serve a pair with vLLM; unknown options are passed to vLLM."),
-    "push": ("publish", "push", "Publish a head on the Hub."),
-    "card": ("publish", "card", "Render the model card that a push would publish."),
-    "info": ("publish", "info", "Show a head's pair, sizes, task and results."),
+# Options of each command, and the module and function that run it.
+COMMANDS: dict[str, tuple[type[options.Options], str, str]] = {
+    "demo": (options.DemoOptions, "demo", "demo"),
+    "generate": (options.GenerateOptions, "generate", "generate"),
+    "train": (options.TrainOptions, "train", "train"),
+    "tune-draft": (options.TuneDraftOptions, "train", "tune_draft"),
+    "label": (options.LabelOptions, "label", "label"),
+    "evaluate": (options.EvaluateOptions, "evaluate", "evaluate"),
+    "calibrate": (options.CalibrateOptions, "calibrate", "calibrate"),
+    "compile": (options.CompileOptions, "compile", "compile_rounds"),
+    "serve": (options.ServeOptions, "serve", "serve"),
+    "push": (options.PushOptions, "publish", "push"),
 }
-_HELP = {"-h", "--help", "--help-all"}
+_TRAINING = ("train", "tune-draft")  # their options are read by transformers' parser
+_PASSES_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+app = typer.Typer(
+    help="Relaxed speculative decoding for Hugging Face models.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 120,
+        "token_normalize_func": lambda name: name.replace("_", "-"),  # --num_examples is --num-examples
+    },
+)
 
 
-def app(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code; errors are printed and raise SystemExit."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] in _HELP:
-        print(_overview())
-        return 0 if arguments else USAGE
-    if arguments[0] == "--version":
+def _print_version(shown: bool) -> None:
+    if shown:
         print(f"hf-diversed {__version__}")
-        return 0
-    with errors_as_text():
-        classes = options.classes_of(_function(arguments[0]))
-    words, debug = options.without_debug([options.spelled(word) for word in arguments[1:]], classes)
-    try:
-        with errors_as_text(debug, options.own_names(classes)):
-            call(arguments[0], words)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    return 0
+        raise typer.Exit
 
 
-def call(name: str, argv: Sequence[str]) -> Any:
-    """Parse the options of a command, run it, and return its result; or print its help, if requested."""
-    function = _function(name)
-    parser = options.Parser(options.classes_of(function), name.replace("_", "-"), function.__doc__ or "")
-    if help_options := _HELP & set(argv):
-        print(parser.help("--help-all" in help_options))
-        return None
-    values, more = parser.parse([options.spelled(word) for word in argv])
-    if getattr(values[0], "yes", False):
-        os.environ["HF_DIVERSED_YES"] = "1"
-    if name == "serve":
-        return function(*values, more)
-    options.refuse_unknown(more, parser)
-    return function(*values)
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
 
 
-def _function(name: str) -> Callable[..., Any]:
-    command = COMMANDS.get(name.replace("_", "-"))
-    if command is None:
-        raise ValueError(f"no such command: {name}{did_you_mean(name, COMMANDS)}; commands: {', '.join(COMMANDS)}.")
-    module, attribute, _ = command
-    function: Callable[..., Any] = getattr(import_module(f"hf_diversed.cli.{module}"), attribute)
-    return function
+def _read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Use the values of a YAML file as defaults of the command's options."""
+    if path is not None:
+        try:
+            values = options.read_config(path, {item.name for item in context.command.params})
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+        context.default_map = {
+            name: ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            for name, value in values.items()
+        }
+    return path
 
 
-def _overview() -> str:
-    lines = [f"  {name:<12}{summary}" for name, (*_, summary) in COMMANDS.items()]
-    return (
-        "usage: hf-diversed COMMAND [options]\n\nRelaxed speculative decoding for Hugging Face models.\n\ncommands:\n"
-        + "\n".join(lines)
-        + "\n\n`hf-diversed COMMAND --help` shows the options of a command, `hf-diversed --version` the version."
-    )
+_CONFIG = Annotated[
+    Path | None,
+    typer.Option(callback=_read_config, is_eager=True, help="YAML file with any of these options."),
+]
+_DEBUG = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def _parameter(item: Field, hint: Any) -> inspect.Parameter:
+    """Return the parameter that typer reads for a field of a dataclass of options."""
+    default = inspect.Parameter.empty if item.default is MISSING else item.default
+    hidden = item.default is False or item.default in (None, "")
+    shown: dict[str, Any] = {"help": item.metadata["help"], "show_default": not hidden}
+    if "positional" in item.metadata:
+        info = typer.Argument(metavar=item.name.upper(), **shown)
+    else:  # flags without their negation
+        names = (f"--{item.name.replace('_', '-')}", *item.metadata.get("aliases", []))
+        info = typer.Option(*([] if hint == bool | None else names), **shown)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(item.name, kind, default=default, annotation=Annotated[hint, info])
+
+
+def _command(name: str) -> Callable[..., None]:
+    """Return the function of a command with the signature that typer expects."""
+    kind, module, function = COMMANDS[name]
+    hints = get_type_hints(kind)
+
+    def command(context: typer.Context, **values: Any) -> None:
+        from hf_diversed.cli.terminal import errors_as_text
+
+        del values["config"]
+        with errors_as_text(values.pop("debug"), hints):
+            given = kind(**values)
+            if values.get("yes"):
+                os.environ["HF_DIVERSED_YES"] = "1"
+            run = getattr(import_module(f"hf_diversed.cli.{module}"), function)
+            run(given, *([context.args] if name == "serve" else []))
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    first, _ = inspect.signature(command).parameters.values()
+    parameters = [_parameter(item, hints[item.name]) for item in fields(kind)]
+    parameters.append(inspect.Parameter("config", keyword, default=None, annotation=_CONFIG))
+    parameters.append(inspect.Parameter("debug", keyword, default=False, annotation=_DEBUG))
+    vars(command)["__signature__"] = inspect.Signature([first, *parameters])
+    return command
+
+
+def _training(name: str) -> Callable[[typer.Context], None]:
+    def command(context: typer.Context) -> None:
+        from hf_diversed.cli import training
+
+        training.main(name, context.args)
+
+    return command
+
+
+for _name, (_kind, *_) in COMMANDS.items():
+    _help = inspect.cleandoc(_kind.__doc__ or "")
+    _texts: dict[str, Any] = {"help": _help, "short_help": _help.partition("\n")[0]}
+    if _name in _TRAINING:
+        _settings = {**_PASSES_ON, "help_option_names": []}
+        app.command(_name, **_texts, add_help_option=False, context_settings=_settings)(_training(_name))
+    else:
+        app.command(_name, **_texts, context_settings=_PASSES_ON if _name == "serve" else None)(_command(_name))

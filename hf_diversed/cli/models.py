@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from hf_diversed.cli.options import LOOKUP
 from hf_diversed.generation import checks
 from hf_diversed.running.pair import Pair, load_model, load_tokenizer
 from hf_diversed.zoo import load_demo_pair, packaged
 
 
 Device = torch.device | str
-LOOKUP = "lookup"  # instead of a draft model: prompt lookup
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 

@@ -1,53 +1,76 @@
-"""Options of commands: dataclasses whose fields become options of the command line, with defaults from a YAML file."""
+"""Options of the commands, as dataclasses: a field is an option, and the docstring of a command's class is its help.
 
-import argparse
-from collections.abc import Callable, Collection, Sequence
+This module imports neither torch nor transformers, so `--help` is fast.
+"""
+
+from collections.abc import Collection
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
-
-import yaml
-from transformers import HfArgumentParser, TrainingArguments
-
-from hf_diversed.formatting import did_you_mean
-from hf_diversed.tasks import TASKS
-from hf_diversed.zoo import packaged
+from typing import Any, ClassVar
 
 
-# Options of transformers' trainer that `--help` also shows.
-_USUAL = {"output_dir", "resume_from_checkpoint", "seed", "use_cpu", "push_to_hub"}
-_LOWEST = {
-    **dict.fromkeys(("num_examples", "repeats", "max_new_tokens", "num_assistant_tokens", "threads", "batch_size"), 1),
-    **dict.fromkeys(("samples_per_prompt",), 1),
-    **dict.fromkeys(("num_eval_examples", "shots"), 0),
-}
+TASK_NAMES = (
+    "gsm8k",
+    "cnndm",
+    "xsum",
+    "mbpp",
+    "mbpp_sanitized",
+    "humaneval",
+    "wmt",
+    "scitldr",
+    "rewrite",
+    "specbench",
+    "math",
+    "summary",
+    "code",
+)
+FAMILIES = "static,lenience,spec_cascade,diversed"
+ENGINES = ("eager", "compiled", "both")
+LOOKUP = "lookup"  # instead of a draft model: prompt lookup
+_POSITIVE = (
+    "num_examples",
+    "repeats",
+    "max_new_tokens",
+    "num_assistant_tokens",
+    "threads",
+    "batch_size",
+    "samples_per_prompt",
+)
+_LOWEST = {**dict.fromkeys(_POSITIVE, 1), **dict.fromkeys(("num_eval_examples", "shots"), 0)}
 
 
 def option(help: str, default: Any = None, also: str | None = None) -> Any:
     """Return a dataclass field for an option, or for a flag if its type is bool; `also` is a second name."""
-    return field(default=default, metadata={"help": help, "also": [also] if also else []})
+    return field(default=default, metadata={"help": help, **({"aliases": [also]} if also else {})})
 
 
 def required(help: str) -> Any:
     """Return a dataclass field for an option without a default."""
-    return field(metadata={"help": help, "also": []})
+    return field(metadata={"help": help})
 
 
-def argument(help: str, default: Any = MISSING, kind: Callable[[str], Any] | None = None) -> Any:
-    """Return a dataclass field for a positional argument, optional if it has a default; `kind` converts its text."""
-    return field(default=default, metadata={"help": help, "kind": kind})
-
-
-def existing_folder(text: str) -> Path:
-    """Convert text to the path of an existing folder."""
-    if not Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"the folder {text} does not exist.")
-    return Path(text)
+def argument(help: str, default: Any = MISSING) -> Any:
+    """Return a dataclass field for a positional argument, optional if it has a default."""
+    return field(default=default, metadata={"help": help, "positional": True})
 
 
 @dataclass(kw_only=True)
-class LoadingOptions:
+class Options:
+    """Base of all options.
+
+    Raises:
+        ValueError: if an integer is too small.
+    """
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value, lowest = getattr(self, item.name), _LOWEST.get(item.name)
+            if lowest is not None and isinstance(value, int) and value < lowest:
+                raise ValueError(f"--{item.name.replace('_', '-')} must be >= {lowest}, got {value}.")
+
+
+@dataclass(kw_only=True)
+class LoadingOptions(Options):
     """How models are loaded."""
 
     dtype: str | None = option("Data type of the models: auto (as saved, the default), float32, bfloat16 or float16.")
@@ -65,9 +88,7 @@ class DeviceOptions(LoadingOptions):
 class PairOptions(LoadingOptions):
     """The models of a command."""
 
-    target: str | None = option(
-        f"Hub id, folder or one of {', '.join(packaged.MODELS)}; the embedded pair by default."
-    )
+    target: str | None = option("Hub id or folder of the target model; the embedded pair by default.")
     draft: str | None = option("Hub id or folder of the draft model, or lookup to copy draft tokens from the text.")
 
 
@@ -75,7 +96,7 @@ class PairOptions(LoadingOptions):
 class PromptOptions(PairOptions):
     """A task and its prompts."""
 
-    task: str = required(f"One of {', '.join(TASKS)}.")
+    task: str = required(f"One of {', '.join(TASK_NAMES)}.")
     data_file: str | None = option("JSON Lines file with the task's columns, used instead of the split.")
     shots: int = option("Solved examples before each prompt, from the training split.", 0)
     chat: bool = option("Apply the tokenizer's chat template, without stop strings.", False)
@@ -111,7 +132,7 @@ class MeasuringOptions(ScoringOptions, DeviceOptions):
 
 
 @dataclass(kw_only=True)
-class VerifierOptions:
+class VerifierOptions(Options):
     """One method, with a head and its settings."""
 
     head: str | None = option("Hub id or folder of a DiversedHead.")
@@ -135,220 +156,219 @@ class MethodOptions(VerifierOptions, PairOptions, DeviceOptions):
     temperature: float = option("Sampling temperature; 0 decodes greedily.", 1.0)
 
 
-def classes_of(function: Callable[..., Any]) -> list[type]:
-    """Return the dataclasses that a command's parameters are annotated with."""
-    hints = get_type_hints(function)
-    hints.pop("return", None)
-    return [kind for kind in hints.values() if hasattr(kind, "__dataclass_fields__")]
+@dataclass(kw_only=True)
+class DemoOptions(DeviceOptions):
+    """Compare decoding methods on the embedded pair, offline.
 
-
-def own_names(classes: Sequence[type]) -> set[str]:
-    """Return the names of options that this library declares, without those of transformers' trainer."""
-    bases = [base for kind in classes for base in kind.__mro__ if base not in TrainingArguments.__mro__]
-    declared = {name for base in bases for name in vars(base).get("__annotations__", {})}
-    return declared & {item.name for kind in classes for item in fields(kind)}
-
-
-def spelled(word: str) -> str:
-    """Return an option with hyphens in place of underscores."""
-    if not word.startswith("--"):
-        return word
-    name, equals, value = word.partition("=")
-    return f"{name.replace('_', '-')}{equals}{value}"
-
-
-def without_debug(argv: list[str], classes: Sequence[type]) -> tuple[list[str], bool]:
-    """Remove `--debug`, which shows tracebacks. With a value, `--debug` is an option of transformers' trainer."""
-    trains = any(issubclass(kind, TrainingArguments) for kind in classes)
-    following = [*argv[1:], "--"]
-    ours = [word == "--debug" and (not trains or after.startswith("-")) for word, after in zip(argv, following)]
-    return [word for word, removed in zip(argv, ours) if not removed], any(ours)
-
-
-class _Formatter(argparse.HelpFormatter):
-    def _get_help_string(self, action: argparse.Action) -> str:
-        shown = action.option_strings and not any(
-            action.default is value for value in (None, False, argparse.SUPPRESS)
-        )
-        return (action.help or "") + (" (default: %(default)s)" if shown else "")
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        if isinstance(action, argparse.BooleanOptionalAction):
-            return action.option_strings[0]  # without its negation
-        return super()._format_action_invocation(action)
-
-
-class Parser:
-    """Reads dataclasses from the command line, which takes precedence over `--config run.yaml`.
-
-    Args:
-        classes: `TrainingArguments` or subclasses of it, and dataclasses with fields of `option`, `required` and
-            `argument`. An attribute `DEFAULTS` of a class overrides the defaults of all classes.
-        name: the command.
-        description: shown above its options.
+    Methods alternate prompt by prompt. Speeds are medians of the repeats, with their range; a ratio whose range
+    exceeds 30 percent of its median is shown as "too noisy to say".
     """
 
-    def __init__(self, classes: Sequence[type], name: str, description: str = ""):
-        self.classes, self.name = classes, name
-        trained = [kind for kind in classes if issubclass(kind, TrainingArguments)]
-        self._parser = HfArgumentParser(
-            trained,
-            prog=f"hf-diversed {name}",
-            usage=argparse.SUPPRESS,
-            add_help=False,
-            allow_abbrev=False,
-            formatter_class=_Formatter,
-            description=" ".join(description.split()),
-        )
-        for action in self._parser._actions:  # show hyphens only
-            hyphens = [text for text in action.option_strings if "_" not in text]
-            action.option_strings = hyphens[:1] or action.option_strings
-        self._own = [kind for kind in classes if kind not in trained]
-        for kind in self._own:
-            hints = get_type_hints(kind)
-            for item in fields(kind):
-                _add(self._parser, item, hints[item.name])
-        shown = self._parser._optionals._group_actions  # in the order of help
-        shown.sort(
-            key=lambda action: (not action.required, action.dest in {item.name for item in fields(DeviceOptions)})
-        )
-        self._parser.add_argument("--config", metavar="FILE", help="YAML file with any of these options.")
-        if "debug" not in {action.dest for action in self._parser._actions}:
-            self._parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
-        for kind in classes:
-            self._parser.set_defaults(**getattr(kind, "DEFAULTS", {}))
-
-    @property
-    def names(self) -> list[str]:
-        """Every option of the command."""
-        return [text for action in self._parser._actions for text in action.option_strings]
-
-    def parse(self, argv: Sequence[str]) -> tuple[list[Any], list[str]]:
-        """Return an instance of each class, and the words that are not options of any of them.
-
-        Raises:
-            ValueError: if options are missing, values have a wrong type, or the `--config` file is missing or invalid.
-        """
-        first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        first.add_argument("--config")
-        if (path := first.parse_known_args(argv)[0].config) is not None:
-            self._set_defaults(path)
-        self._parser.error = _raise
-        trained = [kind for kind in self.classes if kind not in self._own]
-        *configs, namespace, more = self._parser.parse_args_into_dataclasses(
-            self._without_values(argv), look_for_args_file=False, return_remaining_strings=True
-        )
-        values = iter(configs)
-        return [next(values) if kind in trained else _build(kind, namespace) for kind in self.classes], more
-
-    def _without_values(self, argv: Sequence[str]) -> list[str]:
-        """Replace `--chat true` and `--chat=false` by `--chat` and `--no-chat`, as `HfArgumentParser` accepts both."""
-        actions = [action for action in self._parser._actions if isinstance(action, argparse.BooleanOptionalAction)]
-        flags = {action.option_strings[0] for action in actions}
-        parts = [part for word in argv for part in (word.split("=", 1) if word.partition("=")[0] in flags else [word])]
-        words: list[str] = []
-        for before, word in zip(["", *parts], parts):
-            if before not in flags or word.lower() not in ("true", "false"):
-                words.append(word)
-            elif word.lower() == "false":
-                words[-1] = f"--no-{before[2:]}"
-        return words
-
-    def help(self, everything: bool = False) -> str:
-        """Return the help of our options and, if `everything`, of those of transformers' trainer."""
-        first = {item.name for kind in self._own for item in fields(kind)} | {"config"}
-        first |= {"debug"} if len(self._own) == len(self.classes) else set()
-        sections = {"options:": first}
-        if len(self._own) < len(self.classes):
-            sections["options of training:"] = (own_names(self.classes) | _USUAL) - first
-            sections["options of transformers' trainer:"] = {
-                action.dest for action in self._parser._actions
-            }.difference(*sections.values())
-        parts = [self._section(title, names) for title, names in sections.items()]
-        if len(parts) > 1 and not everything:
-            parts[2] = "--help-all also shows the options of transformers' trainer; --debug the traceback of an error."
-        positional = " ".join(action.dest.upper() for action in self._parser._actions if not action.option_strings)
-        return "\n\n".join([" ".join(f"usage: {self._parser.prog} {positional} [options]".split()), *parts])
-
-    def _section(self, title: str, names: Collection[str]) -> str:
-        texts = {action: action.help for action in self._parser._actions}
-        for action in texts:
-            action.help = texts[action] if action.dest in names else argparse.SUPPRESS
-        formatted = self._parser.format_help().strip().replace("options:", title, 1)
-        for action, text in texts.items():
-            action.help = text
-        self._parser.description = None
-        return formatted
-
-    def _set_defaults(self, path: str) -> None:
-        known = {option: action for action in self._parser._actions for option in action.option_strings}
-        known |= {f"--{action.dest}": action for action in self._parser._actions if not action.option_strings}
-        values = _read(path)
-        flags = {name: spelled(f"--{name}") for name in values}
-        if unknown := sorted(name for name, flag in flags.items() if flag not in known):
-            raise ValueError(f"unknown options in the config: {', '.join(unknown)}; see --help.")
-        own = {item.name for kind in self._own for item in fields(kind)}
-        for name, value in values.items():
-            action = known[flags[name]]
-            if action.dest in own and action.nargs is None:
-                value = _as_text(value)
-            action.required = False
-            if not action.option_strings:
-                action.nargs = "?"
-            self._parser.set_defaults(**{action.dest: value})
+    num_examples: int = option("Held-out prompts to answer.", 8)
+    repeats: int = option("Timed repeats of every prompt and method.", 3)
+    seed: int = option("Seed of the prompts and of sampling.", 0)
+    num_assistant_tokens: int = option("Draft tokens per round.", 5)
+    max_new_tokens: int = option("Longest answer, in tokens.", 128)
+    temperature: float = option("Sampling temperature; 0 decodes greedily.", 1.0)
+    all: bool = option("Compare every verifier of the library.", False)
+    engine: str = option("eager, compiled (compilation takes minutes), or both.", "both")
+    backend: str = option("Backend of torch.compile; eager only traces.", "inductor")
+    model: str | None = option("Hub id or folder of a chat model, instead of the embedded pair.")
+    draft: str = option("Draft model of --model: Hub id or folder, or lookup to copy from the prompt.", LOOKUP)
 
 
-def _as_text(value: Any) -> Any:
-    """Return a value of a YAML file as command-line text: lists joined by commas; flags and None unchanged."""
-    if value is None or isinstance(value, bool):
-        return value
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+@dataclass(kw_only=True)
+class GenerateOptions(MethodOptions):
+    """Continue a prompt and colour each token by its origin.
+
+    Standard output receives only the text, standard error everything else.
+    """
+
+    prompt: str = argument("Text to continue.")
+    bias_budget: float | None = option("Bound on the sum of TV(v, p) over the answer.")
+    seed: int = option("Seed of sampling.", 0)
+    max_new_tokens: int = option("Longest answer, in tokens.", 128)
+    chat: bool = option("Apply the tokenizer's chat template to the prompt.", False)
 
 
-def refuse_unknown(more: Sequence[str], parser: Parser) -> None:
-    """Raise ValueError if there are words that are not options of a command."""
-    if more:
-        kind = "option" if more[0].startswith("-") else "argument"
-        close = did_you_mean(more[0].partition("=")[0], parser.names)
-        raise ValueError(f"no such {kind}: {more[0]}{close}; --help lists all.")
+@dataclass(kw_only=True)
+class TrainOptions(ScoringOptions):
+    """Train a head for a pair and a task, and save it in --output-dir.
+
+    Standard output receives only the folder's name.
+    """
+
+    DEFAULTS: ClassVar[dict[str, Any]] = {
+        "eval_strategy": "steps",
+        "load_best_model_at_end": True,
+        "output_dir": "head",
+    }
+    head: str | None = option("Hub id or folder of a head to start from.")
+    objective: str = option(
+        "rollouts: rewards of completions; counterfactual: costs of single tokens, from --labels.", "rollouts"
+    )
+    labels: Path | None = option("File of `hf-diversed label`, for --objective counterfactual.")
+    kept_share: float = option("With --labels: share of the rejected tokens that strictness 0.5 keeps.", 0.5)
+    per_token_gained: bool = option("With --labels: weigh costs by tokens gained, not by draft tokens kept.", False)
+    reward_funcs: list[str] | None = option(
+        '"task:NAME" or package.module.function; by default the score of the task.'
+    )
+    eval_data_file: str | None = option("JSON Lines file of held-out prompts.")
+    eval_split: str = option("Split of the held-out prompts.", "validation")
+    num_examples: int = option("Number of training prompts; a smaller data file is used whole.", 1024)
+    num_eval_examples: int = option("Number of held-out prompts that choose the best head.", 1024)
+    resume: bool = option("Continue from the newest complete checkpoint of --output-dir, if there is one.", False)
 
 
-def _add(parser: argparse.ArgumentParser, item: Any, hint: Any) -> None:
-    """Add a dataclass field made by `option`, `required` or `argument` to the parser."""
-    kind = hint if get_origin(hint) is list else next((part for part in get_args(hint) if part is not NoneType), hint)
-    many, needed, flag = get_origin(kind) is list, item.default is MISSING, f"--{item.name.replace('_', '-')}"
-    kind = get_args(kind)[0] if many else kind
-    common = {"help": item.metadata["help"], "default": None if needed else item.default}
-    if "kind" in item.metadata:
-        count = "+" if many else None if needed else "?"
-        kind = item.metadata["kind"] or kind
-        parser.add_argument(item.name, nargs=count, type=kind, metavar=item.name.upper(), **common)
-    elif kind is bool:
-        action = parser.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
-        action.help = common["help"]  # without the default that argparse appends
-    else:
-        name = {int: "N", float: "X"}.get(kind, item.name.rpartition("_")[2].upper())
-        count = "+" if many else None
-        flags = (flag, *item.metadata["also"])
-        parser.add_argument(*flags, type=kind, required=needed, nargs=count, metavar=name, **common)
+@dataclass(kw_only=True)
+class TuneDraftOptions(PromptOptions):
+    """Tune a draft model towards its target, by LoRA or with all weights.
+
+    It is saved in --output-dir; standard output receives only the folder's name.
+    """
+
+    DEFAULTS: ClassVar[dict[str, Any]] = {"output_dir": "tuned-draft"}
+    num_examples: int = option("Number of training prompts; a smaller data file is used whole.", 1024)
+    num_eval_examples: int = option("Number of held-out prompts; --eval-strategy sets how often they are measured.", 0)
 
 
-def _build(kind: type, namespace: argparse.Namespace) -> Any:
-    values = {item.name: getattr(namespace, item.name) for item in fields(kind)}
-    for name, value in values.items():
-        if isinstance(value, int) and name in _LOWEST and value < _LOWEST[name]:
-            raise ValueError(f"--{name.replace('_', '-')} must be >= {_LOWEST[name]}, got {value}.")
-    return kind(**values)
+@dataclass(kw_only=True)
+class LabelOptions(ScoringOptions, DeviceOptions):
+    """Measure what keeping rejected draft tokens costs, for train --labels.
+
+    The cost of a token is the score with the token replaced minus the score with the token kept, where the target
+    continues both texts.
+    """
+
+    output: Path = required("JSON Lines file for the labels; an interrupted run continues.")
+    num_examples: int = option("Number of prompts; a smaller data file is used whole.", 1024)
+    rejections: int = option("Largest number of labels per completion.", 3)
+    continuations: int = option("Continuations of each branch of a rejection.", 4)
+    lookahead: int = option("Number of later draft tokens whose features are recorded, 0 to 16.", 4)
+    split: str = option("Split of the task.", "train")
+    seed: int = option("Seed of prompts and sampling.", 0)
+    temperature: float = option("Sampling temperature; 0 decodes greedily.", 1.0)
+    num_assistant_tokens: int = option("Draft tokens per round.", 5)
+    batch_size: int = option("Texts decoded together.", 128)
+    max_new_tokens: int | None = option("Longest answer, in tokens; by default the task's own.")
 
 
-def _raise(message: str) -> None:
-    raise ValueError(message)
+@dataclass(kw_only=True)
+class EvaluateOptions(MeasuringOptions):
+    """Measure quality, acceptance and cost of methods on a task.
+
+    All methods answer the same prompts under the same seeds. An interrupted run continues where it stopped.
+    """
+
+    methods: str | None = option(
+        "Methods, separated by commas: target, lossless, lenience:0.3, diversed, diversed@0.7 ..."
+    )
+    frontier: str | None = option(
+        f"Method families whose parameter is varied, instead of --methods: {FAMILIES}; static:0.3:0.7 names two "
+        "values of one parameter."
+    )
+    temperature: str = option(  # type: ignore[assignment]
+        "Sampling temperature, 0 for greedy decoding; or several: 0,0.1,1.", "1.0"
+    )
+    num_assistant_tokens: str = option("Draft tokens per round; or several: 3,5,7.", "5")
+    records: bool = option("Also measure TV, bias and relaxed tokens (slower).", False)
+    markdown: Path | None = option("Markdown file for a table of acceptance and quality.")
 
 
-def _read(path: str) -> dict[str, Any]:
-    if not Path(path).is_file():
+@dataclass(kw_only=True)
+class CalibrateOptions(MeasuringOptions):
+    """Find the strictness of a head for a tolerated quality drop.
+
+    It becomes the head's default, in its configuration and card. An interrupted run continues where it stopped.
+    """
+
+    head: Path = argument(  # type: ignore[assignment]
+        "Folder of the head; the strictness is written to its configuration and card."
+    )
+    max_quality_drop: float = option("Tolerated drop below the target alone, in units of the metric.", 0.01)
+    confidence: float = option("Confidence that the drop is within it, between 0 and 1.", 0.95)
+    num_examples: int = option("Number of prompts.", 1000)
+    samples_per_prompt: int = option("Number of completions of each prompt.", 2)
+    num_assistant_tokens: int | None = option("Draft tokens per round; by default the head's own, or 5.")
+    output: Path | None = option(
+        "Folder for finished calls, so that a run can continue; by default one below HEAD/calibration."
+    )
+
+
+@dataclass(kw_only=True)
+class CompileOptions(MethodOptions):
+    """Compile the rounds of later calls, into a cache on disk.
+
+    These are the rounds of generate(..., cache_implementation="static"). Inductor stores the code in
+    TORCHINDUCTOR_CACHE_DIR, or in a folder of the user below the temporary one. A later process with the same models,
+    verifier, sizes, sampling and threads traces its first round but compiles nothing, which takes seconds instead of
+    minutes. Within one process, use hf_diversed.warmup.
+    """
+
+    target: str | None = argument("Hub id or folder; the embedded pair by default.", None)
+    draft: str | None = argument("Hub id or folder of the draft model.", None)
+    batch_sizes: str = option("Batch sizes of later calls; each also serves smaller batches.", "1")
+    max_length: int = option("Largest number of tokens of a row, including the prompt.", 512)
+    top_k: int = option("Sample from this many of the likeliest tokens; 0 keeps all.", 0)
+    top_p: float = option("Sample from the likeliest tokens of this total probability; 1 keeps all.", 1.0)
+    threads: int | None = option("Number of CPU threads of later processes.")
+    backend: str = option("Backend of torch.compile; eager only traces and stores nothing.", "inductor")
+
+
+@dataclass(kw_only=True)
+class ServeOptions(VerifierOptions):
+    """Serve a pair with vLLM; unknown options are passed to vLLM.
+
+    For example: hf-diversed serve TARGET --draft DRAFT --head HEAD --port 8000 --max-model-len 4096. The settings are
+    the defaults of requests; each request may set the strictness.
+    """
+
+    target: str = argument("Hub id or folder of the target model.")
+    draft: str | None = option("Hub id or folder of the draft model; or pass vLLM's --speculative-config instead.")
+    verifier: str | None = option('For example "static:0.7"; by default the head.')
+    choices: str | None = option('Verifiers that requests may choose, for example "static:0.5,lenience:0.3".')
+    dry_run: bool = option("Print the command without running it.", False)
+
+
+@dataclass(kw_only=True)
+class PushOptions(Options):
+    """Publish a head on the Hub with its card, results and provenance, in one commit.
+
+    Other files of the folder are not uploaded. --card-only and --info publish nothing.
+    """
+
+    folder: str = argument("Folder of a head, as the trainer saves it; with --info also a Hub id.")
+    repo: str | None = argument("Hub id: org/name, or a name under your account.", None)
+    card_only: bool = option("Write the model card that a push would publish.", False)
+    info: bool = option("Show the head's pair, sizes, task and results.", False)
+    output: Path | None = option("File for the card of --card-only; by default FOLDER/README.md.")
+    evaluation: Path | None = option("Results of `evaluate`; by default FOLDER/evaluation.json.")
+    license: str = option("License in the card, as an identifier of the Hub.", "apache-2.0")
+    tags: str = option("More tags for the card, separated by commas.", "")
+    private: bool | None = option("Make a new repository private.")
+    revision: str | None = option("Branch, created if it does not exist; with --info any branch, tag or commit.")
+    create_pr: bool = option("Open a pull request.", False)
+    commit_message: str | None = option("Title of the commit.")
+    token: str | None = option("Access token; by default that of `hf auth login`.")
+
+
+def read_config(path: Path, known: Collection[str]) -> dict[str, Any]:
+    """Return the options in a YAML file, by name with underscores; entries without a value are left out.
+
+    Args:
+        known: the names of the command's options.
+
+    Raises:
+        ValueError: if the file does not exist, contains no mapping, or contains an unknown option.
+    """
+    import yaml
+
+    if not path.is_file():
         raise ValueError(f"--config: the file {path} does not exist.")
-    values = yaml.safe_load(Path(path).read_text())
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(values, dict):
-        raise ValueError(f"{path} must contain a mapping from option to value.")
+        raise ValueError(f"--config: {path} must contain a mapping from option to value.")
+    values = {str(name).replace("-", "_"): value for name, value in values.items() if value is not None}
+    if unknown := sorted(set(values) - set(known)):
+        raise ValueError(f"unknown options in the config: {', '.join(unknown)}; see --help.")
     return values

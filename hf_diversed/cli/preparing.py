@@ -105,6 +105,12 @@ def naming(option: str, spec: str) -> Iterator[None]:
         raise ValueError(f"{option} {spec}: {error}") from error
 
 
+def check_folder(argument: str, path: Path) -> None:
+    """Raise ValueError if a folder does not exist."""
+    if not path.is_dir():
+        raise ValueError(f"{argument}: the folder {path} does not exist.")
+
+
 def check_output(option: str, path: Path | None, folder: bool = False) -> None:
     """Raise ValueError if a path cannot be written; creates nothing."""
     if path is None:

@@ -1,7 +1,7 @@
-"""`hf-diversed push`, `card` and `info`: publish or describe a head."""
+"""`hf-diversed push`: publish or describe a head."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,81 +10,47 @@ from rich.table import Table
 from rich.text import Text
 
 from hf_diversed import hub
-from hf_diversed.cli.options import argument, existing_folder, option
-from hf_diversed.cli.preparing import check_output
+from hf_diversed.cli import preparing
+from hf_diversed.cli.options import PushOptions
 from hf_diversed.cli.rendering import results_table
 from hf_diversed.cli.terminal import console, notes
 from hf_diversed.head import DiversedHead
 from hf_diversed.hub.files import CARD
-from hf_diversed.hub.records import EVALUATION, LICENSE, HeadRecords
-
-
-_TOKEN = "Access token; by default that of `hf auth login`."
-
-
-@dataclass(kw_only=True)
-class HeadOptions:
-    """A head and its card."""
-
-    folder: Path = argument("Folder of a head, as the trainer saves it.", kind=existing_folder)
-    evaluation: Path | None = option(f"Results of `evaluate`; by default FOLDER/{EVALUATION}.")
-    license: str = option("License in the card, as an identifier of the Hub.", LICENSE)
-    tags: str = option("More tags for the card, separated by commas.", "")
-
-
-@dataclass(kw_only=True)
-class CardOptions(HeadOptions):
-    """Where to write the card."""
-
-    repo: str | None = option("Future Hub id of the head.")
-    output: Path | None = option(f"File for the card; by default FOLDER/{CARD}.")
-
-
-@dataclass(kw_only=True)
-class PushOptions(HeadOptions):
-    """Where to publish."""
-
-    repo: str = argument("Hub id: org/name, or a name under your account.")
-    private: bool | None = option("Make a new repository private.")
-    revision: str | None = option("Branch; created if it does not exist.")
-    create_pr: bool = option("Open a pull request.", False)
-    commit_message: str | None = option("Title of the commit.")
-    token: str | None = option(_TOKEN)
-
-
-@dataclass(kw_only=True)
-class InfoOptions:
-    """Which head to show."""
-
-    head: str = argument("Folder or Hub id.")
-    revision: str | None = option("Branch, tag or commit.")
-    evaluation: Path | None = option(f"Results of `evaluate`; by default HEAD/{EVALUATION}.")
-    token: str | None = option(_TOKEN)
+from hf_diversed.hub.records import EVALUATION, HeadRecords
 
 
 def push(options: PushOptions) -> None:
-    """Publish a head with its card, results and provenance, in one commit; other files are not uploaded."""
+    """Publish a head; or write its card, or show what it is."""
+    if options.card_only and options.info:
+        raise ValueError("--card-only and --info are mutually exclusive.")
+    if options.info:
+        _info(options)
+        return
+    preparing.check_folder("FOLDER", Path(options.folder))
+    if options.card_only:
+        _card(options)
+        return
+    if options.repo is None:
+        raise ValueError("REPO is missing: name a repository, as in org/name, or pass --card-only or --info.")
     head, records = _read(options)
     names = ("private", "revision", "create_pr", "token", "commit_message")
     commit = hub.push(head, records, options.repo, **{name: getattr(options, name) for name in names})
     console.print(Text(commit.pr_url or commit.commit_url), soft_wrap=True)
 
 
-def card(options: CardOptions) -> None:
-    """Render the model card that a push would publish."""
-    check_output("--output", options.output)
+def _card(options: PushOptions) -> None:
+    preparing.check_output("--output", options.output)
     head, records = _read(options)
-    path = options.output or options.folder / CARD
+    path = options.output or Path(options.folder) / CARD
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(hub.publication(head, records, options.repo, folder=str(options.folder))[CARD])
+    path.write_bytes(hub.publication(head, records, options.repo, folder=options.folder)[CARD])
     console.print(Text(str(path)), soft_wrap=True)
 
 
-def info(options: InfoOptions) -> None:
-    """Show a head's pair, sizes, task and results."""
+def _info(options: PushOptions) -> None:
     named = {name: value for name in ("revision", "token") if (value := getattr(options, name)) is not None}
-    head = DiversedHead.from_pretrained(options.head, **named)
-    records = hub.read_records(options.head, options.evaluation, **named)
+    head = DiversedHead.from_pretrained(options.folder, **named)
+    records = hub.read_records(options.folder, options.evaluation, **named)
     console.print(about_table(head, records))
     rows = records.evaluation.get("records") or []
     if rows:
@@ -125,7 +91,7 @@ def _model(name: str | None, revision: str | None, measured: Mapping[str, Any] |
     return ", ".join(part for part in parts if part) or None
 
 
-def _read(options: HeadOptions) -> tuple[DiversedHead, HeadRecords]:
-    records = hub.read_records(options.folder, options.evaluation)
+def _read(options: PushOptions) -> tuple[DiversedHead, HeadRecords]:
+    records = hub.read_records(Path(options.folder), options.evaluation)
     tags = tuple(tag.strip() for tag in options.tags.split(",") if tag.strip())
     return DiversedHead.from_pretrained(options.folder), replace(records, license=options.license, tags=tags)

@@ -2,26 +2,14 @@
 
 import os
 import shlex
-from dataclasses import dataclass
 from typing import Any
 
-from hf_diversed.cli.options import VerifierOptions, argument, option
+from hf_diversed.cli.options import ServeOptions
 from hf_diversed.cli.terminal import notes
 from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.running.methods import DIVERSED
 from hf_diversed.serving import command as serving
 from hf_diversed.serving.vllm.deployment import SETTINGS, Deployment
-
-
-@dataclass(kw_only=True)
-class ServeOptions(VerifierOptions):
-    """What to serve; the settings are the defaults of requests."""
-
-    target: str = argument("Hub id or folder of the target model.")
-    draft: str | None = option("Hub id or folder of the draft model; or pass vLLM's --speculative-config instead.")
-    verifier: str | None = option('For example "static:0.7"; by default the head.')
-    choices: str | None = option('Verifiers that requests may choose, for example "static:0.5,lenience:0.3".')
-    dry_run: bool = option("Print the command without running it.", False)
 
 
 def serve(options: ServeOptions, more: list[str]) -> None:

@@ -25,19 +25,20 @@ EXTRAS = {
     "math_verify": "train",
     "rouge_score": "train",
     "sacrebleu": "train",
-    "yaml": "train",
 }
 
 
 @contextmanager
 def errors_as_text(debug: bool = False, options: Collection[str] = ()) -> Iterator[None]:
-    """Print errors on standard error, without a traceback unless `debug`, and exit.
+    """Print errors on standard error, without a traceback unless `debug`, and exit; Ctrl-C exits with code 130.
 
     Args:
         options: names of the command's options, which are written as flags in the messages.
     """
     try:
         yield
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
     except (ValueError, TypeError) as error:
         _fail(in_flags(str(error), options), debug, USAGE)
     except ImportError as error:

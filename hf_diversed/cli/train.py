@@ -2,10 +2,9 @@
 
 import sys
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from peft import PeftModel
 from transformers import PreTrainedModel
@@ -19,7 +18,7 @@ from hf_diversed.cli.models import (
     load_pair,
     naming_model,
 )
-from hf_diversed.cli.options import PromptOptions, ScoringOptions, option
+from hf_diversed.cli.options import TrainOptions, TuneDraftOptions
 from hf_diversed.cli.preparing import check_new_folder, read_records, remove_earlier_run
 from hf_diversed.cli.terminal import console, interruptible, notes
 from hf_diversed.head import DiversedHead
@@ -37,41 +36,6 @@ from hf_diversed.zoo import packaged
 
 
 _AGAIN = "Run the same command with --resume to continue from the newest complete checkpoint."
-
-
-@dataclass(kw_only=True)
-class TrainOptions(ScoringOptions):
-    """What to train on."""
-
-    DEFAULTS: ClassVar[dict[str, Any]] = {
-        "eval_strategy": "steps",
-        "load_best_model_at_end": True,
-        "output_dir": "head",
-    }
-    head: str | None = option("Hub id or folder of a head to start from.")
-    objective: str = option(
-        "rollouts: rewards of completions; counterfactual: costs of single tokens, from --labels.", "rollouts"
-    )
-    labels: Path | None = option("File of `hf-diversed label`, for --objective counterfactual.")
-    kept_share: float = option("With --labels: share of the rejected tokens that strictness 0.5 keeps.", 0.5)
-    per_token_gained: bool = option("With --labels: weigh costs by tokens gained, not by draft tokens kept.", False)
-    reward_funcs: list[str] | None = option(
-        '"task:NAME" or package.module.function; by default the score of the task.'
-    )
-    eval_data_file: str | None = option("JSON Lines file of held-out prompts.")
-    eval_split: str = option("Split of the held-out prompts.", "validation")
-    num_examples: int = option("Number of training prompts; a smaller data file is used whole.", 1024)
-    num_eval_examples: int = option("Number of held-out prompts that choose the best head.", 1024)
-    resume: bool = option("Continue from the newest complete checkpoint of --output-dir, if there is one.", False)
-
-
-@dataclass(kw_only=True)
-class TuneDraftOptions(PromptOptions):
-    """What to tune on."""
-
-    DEFAULTS: ClassVar[dict[str, Any]] = {"output_dir": "tuned-draft"}
-    num_examples: int = option("Number of training prompts; a smaller data file is used whole.", 1024)
-    num_eval_examples: int = option("Number of held-out prompts; --eval-strategy sets how often they are measured.", 0)
 
 
 def train(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer | None:

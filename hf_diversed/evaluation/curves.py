@@ -46,7 +46,7 @@ class Curve:
 
 
 def read_records(path: Path | str) -> list[dict[str, Any]]:
-    """Read the records of `hf-diversed evaluate` or `frontier`.
+    """Read the records of `hf-diversed evaluate`.
 
     Raises:
         ValueError: if the file contains no such results; the message names it.
@@ -54,11 +54,11 @@ def read_records(path: Path | str) -> list[dict[str, Any]]:
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}); pass results of hf-diversed evaluate or frontier.") from error
+        raise ValueError(f"{path} is not JSON ({error}); pass results of hf-diversed evaluate.") from error
     records = content.get("records") if isinstance(content, dict) else None
     if not isinstance(records, list) or not records or not all(isinstance(record, dict) for record in records):
         raise ValueError(
-            f'{path} contains no evaluation results (no "records"); pass results of hf-diversed evaluate or frontier.'
+            f'{path} contains no evaluation results (no "records"); pass results of hf-diversed evaluate.'
         )
     missing = sorted(_NEEDED - set.intersection(*map(set, records)))
     if missing:

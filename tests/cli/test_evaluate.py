@@ -6,7 +6,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from hf_diversed.cli.train import TrainOptions, load_rows
+from hf_diversed.cli.options import TrainOptions
+from hf_diversed.cli.train import load_rows
 from hf_diversed.evaluation.intervals import wilson
 from hf_diversed.running.decode import Decoder
 from hf_diversed.running.prompts import encode
@@ -109,7 +110,7 @@ def test_frontier_is_an_evaluation_of_families(tmp_path):
     """Catches families that are not expanded, and points that are missing at one of the draft lengths."""
     output = tmp_path / "front.json"
     options = ["--task", "math", "--num-examples", "1", "--max-new-tokens", "4", "--num-assistant-tokens", "2,5"]
-    succeed("frontier", *options, "--families", "static:0:0.5,lenience:0.5", "--output", str(output))
+    succeed("evaluate", *options, "--frontier", "static:0:0.5,lenience:0.5", "--output", str(output))
     found = [(row["num_assistant_tokens"], row["method"]) for row in json.loads(output.read_text())["records"]]
     methods = ("target", "lossless", "static:0", "static:0.5", "lenience:0.5")
     assert found == [(gamma, method) for gamma in (2, 5) for method in methods]

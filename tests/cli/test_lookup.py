@@ -7,8 +7,8 @@ import pytest
 from transformers import GenerationConfig
 
 from hf_diversed.cli import models
-from hf_diversed.cli.main import call
 from hf_diversed.cli.train import pair_options
+from hf_diversed.cli.training import call
 from hf_diversed.formatting import PLAIN
 from hf_diversed.generation.recording import record_stats
 from hf_diversed.head import DiversedHead

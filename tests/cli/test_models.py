@@ -9,7 +9,7 @@ from transformers import BloomConfig, LlamaConfig, LlamaForCausalLM, PreTrainedT
 
 from hf_diversed import DiversedHead
 from hf_diversed.cli import models
-from hf_diversed.cli.main import call
+from hf_diversed.cli.training import call
 
 
 @pytest.fixture

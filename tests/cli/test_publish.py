@@ -1,11 +1,13 @@
-"""`hf-diversed card` and `info` on a head in a folder; `push` is tested with the Hub."""
+"""`hf-diversed push --card-only` and `--info` on a head in a folder; `push` itself is tested with the Hub."""
 
 import json
 
 import pytest
 from huggingface_hub import ModelCard
 
+from hf_diversed.cli.options import PushOptions
 from hf_diversed.head import DiversedHead
+from hf_diversed.hub.records import LICENSE
 from tests.commands import refused, run, succeed
 from tests.hub.test_card import HUB, make_evaluation, make_training
 
@@ -20,14 +22,14 @@ def folder(tmp_path):
 
 def test_card_is_written(folder, tmp_path):
     """Catches records beside the head that are missing in the card, and options that are dropped."""
-    succeed("card", str(folder), "--repo", "org/head-gsm8k", "--license", "mit", "--tags", "one, two")
+    succeed("push", str(folder), "org/head-gsm8k", "--card-only", "--license", "mit", "--tags", "one, two")
     data = ModelCard.load(folder / "README.md").data
     assert (data.license, data.model_name) == ("mit", "head-gsm8k")
     assert data.tags[-2:] == ["one", "two"]
     other = tmp_path / "other.json"
     other.write_text(json.dumps({"records": [make_evaluation()["records"][1] | {"quality": 0.1234}]}))
     output = tmp_path / "card.md"
-    assert run("card", str(folder), "--evaluation", str(other), "--output", str(output)).exit_code == 0
+    assert run("push", str(folder), "--card-only", "--evaluation", str(other), "--output", str(output)).exit_code == 0
     assert "12.3%" in output.read_text()
 
 
@@ -37,16 +39,21 @@ def test_card_shows_the_head_in_the_folder(tmp_path, monkeypatch):
     config = type(HUB)(256, 96, features="distribution", task="math", training_temperature=0.0)
     DiversedHead(config).save_pretrained("runs/mine")
     for named in ("runs/mine", str(tmp_path / "runs" / "mine")):
-        assert run("card", named).exit_code == 0
+        assert run("push", named, "--card-only").exit_code == 0
         text = (tmp_path / "runs" / "mine" / "README.md").read_text()
         assert f'head = DiversedHead.from_pretrained("{named[-9:] if named == "runs/mine" else "mine"}")' in text
         assert "do_sample=False" in text
         assert str(tmp_path) not in text
 
 
+def test_license_of_the_help_is_that_of_the_card():
+    """Catches another default of --license, as the options do not import the card."""
+    assert PushOptions(folder="head").license == LICENSE
+
+
 def test_info_shows_pair_sizes_task_and_results(folder):
     """Catches a value that is missing or of another row."""
-    result = succeed("info", str(folder))
+    result = succeed("push", str(folder), "--info")
     sizes = ("8,190.74 M", "596.05 M", "4096", "1024", "5,121 parameters")
     models = ("Qwen/Qwen3-8B@0123abc", "Qwen/Qwen3-0.6B")
     for words in (*sizes, *models, "gsm8k", "linear", "static:0.7", "75.1%", "70.4%", "hf-diversed train"):
@@ -55,7 +62,7 @@ def test_info_shows_pair_sizes_task_and_results(folder):
 
 def test_info_without_records(tmp_path):
     DiversedHead(type(HUB)(8, 8)).save_pretrained(tmp_path)
-    result = succeed("info", str(tmp_path))
+    result = succeed("push", str(tmp_path), "--info")
     assert "No results" in result.stderr
     assert "None" not in result.output
 
@@ -71,4 +78,4 @@ def test_info_without_records(tmp_path):
 def test_bad_records_are_messages(folder, content, words):
     """Catches tracebacks for user errors."""
     (folder / "evaluation.json").write_text(content)
-    refused(words, "card", folder)
+    refused(words, "push", folder, "--card-only")

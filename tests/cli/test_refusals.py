@@ -17,11 +17,11 @@ CALIBRATE = f"calibrate {HEAD} --task math --num-examples 8"
 FORM = "the form is static:weight[:max_bias][:bias_budget][:max_ratio]"
 
 REFUSED = [
-    ("evalate", "no such command: evalate (did you mean evaluate?)"),
-    ("generate", "the following arguments are required: PROMPT"),
-    ("generate x --sed 1", "no such option: --sed (did you mean --seed?)"),
-    ("generate x y", "no such argument: y"),
-    ("generate x --seed one", "argument --seed: invalid int value: 'one'"),
+    ("evalate", "No such command 'evalate'"),
+    ("generate", "Missing argument 'PROMPT'"),
+    ("generate x --sed 1", "No such option: --sed"),
+    ("generate x y", "Got unexpected extra argument"),
+    ("generate x --seed one", "Invalid value for '--seed'"),
     ("generate ' '", "empty"),
     ("generate x --target only-one", "go together"),
     ("generate x --method nonsense", "unknown verifier"),
@@ -51,7 +51,10 @@ REFUSED = [
     ("demo --engine fast", "--engine must be one of eager, compiled, both"),
     ("demo --model smollm2 --num-examples 9", "--num-examples must be at most 8 with --model, got 9."),
     ("demo --model smollm2 --all", "--all compares verifiers on the embedded pair; it cannot be combined with"),
-    ("card no-such-folder", "argument FOLDER: the folder no-such-folder does not exist."),
+    ("push no-such-folder org/head", "FOLDER: the folder no-such-folder does not exist."),
+    (f"push {HEAD}", "REPO is missing: name a repository, as in org/name, or pass --card-only or --info."),
+    (f"push {HEAD} --card-only --info", "--card-only and --info are mutually exclusive."),
+    ("calibrate no-such-folder --task math", "HEAD: the folder no-such-folder does not exist."),
     (f"{EVALUATE} --temperature hot", "--temperature must be a number"),
     (f"{EVALUATE} --temperature 0.1,0.1", "--temperature must not contain a value twice"),
     (f"{EVALUATE} --temperature 0.5,-1", "--temperature must be >= 0"),
@@ -71,8 +74,10 @@ REFUSED = [
     (f"{EVALUATE} --device cudaa", "--device must be cpu"),
     (f"{EVALUATE} --dtype half", "--dtype must be one of"),
     (f"{EVALUATE} --target x", "--target and --draft go together"),
-    ("frontier --task math --families static:2", "--families static:2: `weight` must lie in [0, 1]"),
-    ("frontier --task math --families magic", "unknown fam"),
+    ("evaluate --task math", "pass either --methods, for example"),
+    (f"{EVALUATE} --frontier static", "pass either --methods, for example"),
+    ("evaluate --task math --frontier static:2", "--frontier static:2: `weight` must lie in [0, 1]"),
+    ("evaluate --task math --frontier magic", "unknown fam"),
     (f"{CALIBRATE} --max-quality-drop 0", "--max-quality-drop must lie between 0 and 1, got 0.0"),
     (f"{CALIBRATE} --max-quality-drop much", "--max-quality-drop: invalid float value"),
     (f"{CALIBRATE} --confidence 1", "--confidence must lie between 0 and 1, got 1.0"),
@@ -84,7 +89,7 @@ REFUSED = [
     (f"{TRAIN} --dtype float7", "--dtype must be one of"),
     (f"{TRAIN} --reward-funcs no.such.module", "no.such"),
     (f"{TRAIN} --config no-such-file.yaml", "--config: the file no-such-file.yaml does not exist."),
-    (f"{TRAIN} --num-exmples 5", "no such option: --num-exmples (did you mean --num-examples?)"),
+    (f"{TRAIN} --num-exmples 5", "no such option: --num-exmples; --help-all lists all."),
     (f"{TRAIN} --resume-from-checkpoint no", "--resume continues from the newest complete checkpoint"),
     ("tune-draft --task math --output-dir out --resume-from-checkpoint no", "--resume continues from the newest"),
     ("tune-draft --task gsm8k --target x --draft lookup --output-dir out", "--draft must be a model"),
@@ -100,7 +105,7 @@ REFUSED = [
 # Requests that are valid, but cannot be carried out.
 FAILING = [
     ("generate x --head /no/such/folder", "/no/such/folder"),
-    ("info /no/such/head", "is neither a folder"),
+    ("push /no/such/head --info", "is neither a folder"),
     (f"calibrate {WEIGHTS} --task math", "is not a head"),
 ]
 

@@ -1,6 +1,8 @@
 """Behaviour that all commands share: fast help, error messages on standard error, exit codes, `--debug`."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -9,8 +11,10 @@ import torch
 
 import hf_diversed
 from hf_diversed.cli.main import COMMANDS
+from hf_diversed.cli.options import TASK_NAMES
 from hf_diversed.cli.terminal import EXTRAS, in_flags
 from hf_diversed.sandbox import SandboxUnavailable
+from hf_diversed.tasks import TASKS
 from tests.commands import run
 
 
@@ -26,17 +30,45 @@ def test_help_of_every_command(name):
     """Catches help that fails, an option without a description, and a required option that help needs."""
     result = run(name, "--help")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout.startswith(f"usage: hf-diversed {name} ")
+    assert result.stdout.lower().startswith(f"usage: hf-diversed {name} ")
     assert f"  {name}" in run("--help").stdout
     assert not re.search(r"--[a-z]+_", result.stdout)
     assert "--debug" in result.stdout
+
+
+# Runs commands in one process, and prints the heavy modules that they imported.
+IMPORTED = """
+import sys
+from hf_diversed.cli import app
+for arguments in {arguments}:
+    try:
+        app(arguments, prog_name="hf-diversed")
+    except SystemExit as ended:
+        assert not ended.code, ended.code
+print("imported:", *sorted({{"torch", "transformers", "peft", "matplotlib"}} & set(sys.modules)))
+"""
+
+
+def test_help_imports_neither_torch_nor_transformers():
+    """Catches help that takes seconds, because a module of options imports torch."""
+    commands = [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS if name != "tune-draft")]
+    code = IMPORTED.format(arguments=commands)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].strip() == "imported:"
+    assert "--num-iterations" in done.stdout
+
+
+def test_tasks_of_the_help_are_those_of_the_library():
+    """Catches a new task that the help of --task does not name, as the help does not import the tasks."""
+    assert tuple(TASKS) == TASK_NAMES
 
 
 def test_no_command():
     """Catches a bare `hf-diversed` that succeeds, or fails without naming the commands."""
     result = run()
     assert result.exit_code == 2
-    assert "usage: hf-diversed COMMAND" in result.output
+    assert "Usage: hf-diversed [OPTIONS] COMMAND" in result.output
 
 
 def test_every_command_reads_a_config(tmp_path):
@@ -57,7 +89,7 @@ def test_extras_bring_what_they_are_named_for():
     """Catches advice to install an extra that does not help."""
     text = (ROOT / "pyproject.toml").read_text()
     for module, extra in EXTRAS.items():
-        package = {"yaml": "pyyaml"}.get(module, module.replace("_", "-"))
+        package = module.replace("_", "-")
         (packages,) = re.findall(rf"^{extra} = \[(.*)\]$", text, re.MULTILINE)
         assert re.search(rf'"{package}\b', packages), module
 

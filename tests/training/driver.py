@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from hf_diversed.cli.main import call
 from hf_diversed.cli.train import TrainOptions, build_trainer
+from hf_diversed.cli.training import call
 from hf_diversed.training import DiversedConfig, checkpoints, references, scoring
 from hf_diversed.training import trainer as trainer_module
 from tests.commands import parse_options

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from hf_diversed import DiversedHead, DiversedVerifier
-from hf_diversed.cli.main import call
+from hf_diversed.cli.training import call
 from hf_diversed.provenance import module_digest
 from hf_diversed.training.counterfactual import FitSettings, fit_head
 from hf_diversed.training.labels import Labels, load_labels
+from tests.commands import succeed
 from tests.tiny import ragged_batch, tiny_draft, tiny_model
 
 
@@ -159,7 +160,7 @@ def test_commands_label_and_train(tmp_path):
     labels, folder = str(tmp_path / "labels.jsonl"), tmp_path / "head"
     options = ["--num-examples", "6", "--batch-size", "6", "--rejections", "2", "--continuations", "1"]
     options += ["--max-new-tokens", "12", "--temperature", "1", "--lookahead", "2", "--device", "cpu"]
-    call("label", ["--task", "summary", "--output", labels, *options])
+    succeed("label", "--task", "summary", "--output", labels, *options)
     assert load_labels(Path(labels)).settings["rejections"] == 2
     command = ["--task", "summary", "--objective", "counterfactual", "--output-dir", str(folder)]
     call("train", [*command, "--labels", labels, "--per-token-gained", "true"])

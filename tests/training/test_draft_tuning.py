@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import hf_diversed
 from hf_diversed import load_demo_pair
-from hf_diversed.cli.main import call
+from hf_diversed.cli.training import call
 from hf_diversed.running.pair import load_model
 from hf_diversed.training import draft_tuning
 from hf_diversed.training.completions import collate, divergences
