@@ -98,6 +98,21 @@ class Accepting(Verifier):
         return Verdict(accept_prob, lambda positions: self.change(target.probs(positions)))
 
 
+class WithState(Accepting):
+    """Also returns a state of one value per row, after 0..G draft tokens and `extra` more."""
+
+    state_width = 1
+
+    def __init__(self, extra):
+        super().__init__()
+        self.extra = extra
+
+    def __call__(self, input_ids, draft, target, state=None):
+        verdict = super().__call__(input_ids, draft, target, state)
+        verdict.state = torch.zeros(len(draft.tokens), draft.tokens.shape[1] + 1 + self.extra, 1)
+        return verdict
+
+
 def faulty_head(value):
     head = tiny_head()
     head.out.weight.data.fill_(value)
@@ -134,12 +149,18 @@ def test_faults_of_a_verifier_are_named(pair, verifier, do_sample):
         (Accepting(change=lambda p: -p), "invalid probabilities"),
         (Accepting(change=lambda p: 0 * p), "invalid probabilities"),
         (BlockVerifier(Emitting(lambda q: 2 * q)), "invalid probabilities"),
+        (WithState(extra=1), r"state must have shape \[\d, 6, 1\], got \[\d, 7, 1\]"),
     ],
 )
 def test_a_callers_verifier_must_return_distributions(pair, verifier, words, mode):
     """Catches an emitted distribution of 2 q, which accepts every draft token, and negative or empty ones."""
     with pytest.raises(ValueError, match=f"{type(verifier).__name__}.*{words}"):
         generate(pair, verifier=verifier, **mode)
+
+
+def test_a_callers_verifier_may_have_a_state(pair):
+    """Catches a check that refuses the right shape."""
+    assert generate(pair, verifier=WithState(extra=0)).stats.num_accepted > 0
 
 
 @pytest.mark.parametrize("do_sample", [False, True])

@@ -21,6 +21,7 @@ from hf_diversed.verifiers import (
 )
 from hf_diversed.verifiers.base import CompositeVerifier
 from hf_diversed.verifiers.fly import forgiving_acceptance
+from hf_diversed.verifiers.mixture import spend_bias
 from tests.verifier_cases import BEGIN, END, VOCAB, make_block
 from tests.verifiers.process import Tables, distance, judge, process_probs, product_probs
 
@@ -112,6 +113,13 @@ def test_fly_is_the_scan_of_its_decisions(window: int):
         torch.testing.assert_close(strict[0].double() * before, by_coin, rtol=0.0, atol=ROUNDING)
 
 
+def test_fly_after_a_certain_rejection():
+    """Catches a NaN (0 / 0) at positions that no row reaches."""
+    never = torch.zeros(1, 3)
+    for values in forgiving_acceptance(never, never.bool(), ~never.bool(), torch.tensor([1])):
+        assert torch.equal(values, never)
+
+
 def test_fly_gate():
     """Catches an entropy of the whole distribution, in bits, or with an inverted comparison, and p(x) = 0 forgiven."""
     p = torch.tensor([[0.5, 0.3, 0.1, 0.05, 0.05, 0.0]]).log().expand(1, 4, -1)
@@ -179,6 +187,24 @@ def test_bias_budget_bounds_the_distribution_of_sequences(wrap, gamma: int, budg
         used.append(distance(process_probs(verifier, tables, gamma, 3), product_probs(Tables.p, tables, 3)))
     assert max(used) <= budget + ROUNDING
     assert max(used) >= 0.5 * budget  # the budget is used
+
+
+def test_budget_is_spent_at_active_positions():
+    """Catches positions of another verifier that use the budget, and weights that are raised too early or too far."""
+    generator = torch.Generator().manual_seed(0)
+    weight, tv = torch.rand(20, 4, generator=generator), torch.rand(20, 4, generator=generator)
+    active = torch.rand(20, 4, generator=generator) < 0.6
+    budget, spent = torch.full((20, 1), 0.5).double(), torch.full((20, 1), 0.2).double()
+    limited, total = spend_bias(weight, tv, active, budget, spent)
+    for row in range(20):
+        used = 0.2
+        for i in range(4):
+            expected, divergence = float(weight[row, i]), float(tv[row, i])
+            if active[row, i]:
+                expected = max(expected, 1.0 - (0.5 - used) / divergence)
+                used += (1.0 - expected) * divergence
+            assert float(limited[row, i]) == pytest.approx(expected, abs=ROUNDING)
+            assert float(total[row, i]) == pytest.approx(used, abs=ROUNDING)
 
 
 class ScanningPhase(CompositeVerifier):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.verifiers import VERIFIERS
 from tests.verifier_cases import (
     DISTRIBUTION_CASES,
@@ -157,3 +158,20 @@ def test_rows_reject_at_their_own_positions(case: VerifierCase, sampled: bool):
     mixed = verdict.replacement(own)
     for row, position in enumerate(own):
         assert torch.equal(mixed[row], verdict.replacement(position.expand(GAMMA))[row])
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+@every_case
+def test_a_block_of_one_draft_token(case: VerifierCase, sampled: bool):
+    """Catches an index of a position that only longer blocks have."""
+    draft, target = make_block(sampled=sampled)
+    first = DraftOutput(
+        draft.scores[:, :1], draft.hidden[:, :1], draft.raw_logits[:, :1], tokens=draft.tokens[:, :1], sampled=sampled
+    )
+    whole = case.make()(draft.tokens, draft, target)
+    alone = case.make()(
+        draft.tokens, first, TargetOutput(target.scores[:, :2], target.hidden[:, :2], target.raw_logits[:, :2])
+    )
+    close(alone.accept_prob, whole.accept_prob[:, :1])
+    positions = torch.zeros(len(draft.tokens), dtype=torch.long)
+    close(alone.replacement(positions), whole.replacement(positions))

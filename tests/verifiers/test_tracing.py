@@ -33,6 +33,11 @@ def test_every_verifier_is_traced():
     assert set(MAKERS) >= set(VERIFIERS)
 
 
+def test_only_phases_use_the_ids():
+    """Catches a verifier that compiled rounds exclude without a reason."""
+    assert {name for name, make in MAKERS.items() if make().needs_input_ids} == {"phase", "phase of budgets"}
+
+
 @pytest.mark.parametrize("sampled", [True, False], ids=["sampled", "greedy"])
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_round_is_one_graph(name, sampled):
