@@ -47,7 +47,7 @@ def evaluate(options: EvaluateOptions) -> None:
         group = list(records)
         console.print(f"[bold]{title[0].upper()}{title[1:]}[/]")
         console.print(results_table(group))
-        if any(row["acceptance_rate"] is not None for row in group):
+        if options.verbose and any(row["acceptance_rate"] is not None for row in group):
             console.print(accepted_length_table(group))
 
 

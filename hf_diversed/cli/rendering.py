@@ -9,7 +9,7 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from hf_diversed.cli.comparison import Row
-from hf_diversed.formatting import number, percent, with_bounds
+from hf_diversed.formatting import PLAIN, number, percent, with_bounds
 from hf_diversed.outputs import SpeculativeStats, TokenRecords
 from hf_diversed.running.timing import Spread, paired_ratio, show_ratio
 from hf_diversed.token_view import ORIGINS, TARGET, Piece, TokenReader
@@ -85,12 +85,20 @@ def stats_line(label: str, stats: SpeculativeStats, seconds: float) -> str:
 
 
 def results_table(rows: list[dict]) -> Table:
-    """Return a table with acceptance and quality of each method and their 95% bounds."""
+    """Return a table with acceptance, quality and time of each method, with 95% bounds.
+
+    The time per token is that of a batch: wall time over generated tokens. The speedup is that over the row of the
+    target, in tokens per second.
+    """
     table = Table(header_style="bold", box=box.SIMPLE)
     table.add_column("method", no_wrap=True)
-    for header in ("accepted", "accepted,\nverified", "tokens per\nround", rows[0]["metric"], "below\nreference"):
+    headers = ("accepted", "accepted,\nverified", "tokens per\nround", rows[0]["metric"], "below\nreference")
+    for header in (*headers, "ms per\ntoken", "speedup over\ntarget"):
         table.add_column(header, justify="right")
+    speeds = {row["method"]: row.get("tokens_per_second") for row in rows}
+    plain = speeds.get(PLAIN)
     for row in rows:
+        speed = speeds[row["method"]]
         table.add_row(
             row["method"],
             with_bounds(row, "acceptance_rate"),
@@ -98,6 +106,8 @@ def results_table(rows: list[dict]) -> Table:
             number(row["block_efficiency"]),
             with_bounds(row, "quality"),
             with_bounds(row, "quality_drop"),
+            number(1e3 / speed if speed else None),
+            f"{speed / plain:.2f}x" if speed and plain else "-",
         )
     return table
 

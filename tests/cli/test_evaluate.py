@@ -1,12 +1,14 @@
 """`hf-diversed evaluate` on the embedded pair: sweeps, files and tables."""
 
 import json
+import re
 import shutil
 from unittest.mock import Mock
 
 import pytest
 
 from hf_diversed.cli.options import TrainOptions
+from hf_diversed.cli.rendering import results_table
 from hf_diversed.cli.train import load_rows
 from hf_diversed.evaluation.intervals import wilson
 from hf_diversed.running.decode import Decoder
@@ -14,6 +16,7 @@ from hf_diversed.running.prompts import encode
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.zoo.loader import WEIGHTS
 from tests.commands import refused, run, succeed
+from tests.evaluation.measured import record
 
 
 CALL = ["evaluate", "--task", "math", "--methods", "target,static:0.5", "--num-examples", "2", "--max-new-tokens", "6"]
@@ -23,7 +26,7 @@ def test_sweep_from_the_command_line(tmp_path):
     """Catches a list read as one value, missing combinations, tables of other parts, and missing files."""
     output, markdown = tmp_path / "all.json", tmp_path / "new" / "all.md"
     options = ("--temperature", "0,1.0", "--num-assistant-tokens", "2,3", "--output", str(output))
-    result = succeed(*CALL, *options, "--markdown", markdown)
+    result = succeed(*CALL, *options, "--markdown", markdown, "--verbose")
     records = json.loads(output.read_text())["records"]
     settings = [(row["temperature"], row["num_assistant_tokens"]) for row in records]
     assert settings == [(t, gamma) for t in (0, 1) for gamma in (2, 3) for _ in range(2)]
@@ -35,6 +38,29 @@ def test_sweep_from_the_command_line(tmp_path):
     assert "Temperature 0, 3 draft tokens per round" in result.output
     for row in records[1::2]:
         assert f"{row['accepted_length']:.2f}" in result.output
+
+
+def test_time_per_token_and_speedup():
+    """Catches a time that is not that of a token, a ratio of times upside down, and a speedup without the target."""
+    rows = [
+        record("target", None, 0.8, tokens_per_second=50.0),
+        record("static:0.5", 0.7, 0.8, tokens_per_second=100.0),
+        record("static:0.3", 0.8, 0.7, tokens_per_second=None),
+    ]
+    for row in rows:
+        row |= {"verified_acceptance_rate": None, "block_efficiency": None}
+    times, speedups = (list(column.cells) for column in results_table(rows).columns[-2:])
+    assert times == ["20.00", "10.00", "-"]
+    assert speedups == ["1.00x", "2.00x", "-"]
+    assert list(results_table(rows[1:]).columns[-1].cells) == ["-", "-"]
+
+
+def test_predictions_are_printed_on_request():
+    """Catches the table of predicted lengths where it was not requested, and seconds that are not printed."""
+    result = succeed(*CALL)
+    assert "standard errors" not in result.output
+    assert "speedup over" in result.output
+    assert re.search(r"\dx *$", result.output, re.MULTILINE)
 
 
 def test_overwrite_starts_anew(tmp_path, monkeypatch):
