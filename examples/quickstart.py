@@ -1,4 +1,4 @@
-"""Relaxed speculative decoding in five lines, on the embedded pair (offline).
+"""One answer of the embedded pair at three strictnesses, offline.
 
 With models from the Hub, replace the pair by `AutoModelForCausalLM.from_pretrained(...)` twice and the head by
 `DiversedHead.from_pretrained("org/head")`.

@@ -1,4 +1,4 @@
-"""GRPO with speculative rollouts: relaxed with importance weights, or exact with `--lossless`.
+"""GRPO with speculative rollouts: lossless by default, or relaxed with importance weights, as `--verifier static:0.7`.
 
 A plain loop in torch without TRL, to show how `log_prob` and `log_prob_target` are used. The policy is the target
 model of the embedded pair; the draft model is not trained.
@@ -14,8 +14,7 @@ from hf_diversed.tasks import get_task, load_records
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--lossless", action="store_true", help="exact rollouts, without importance weights")
-    parser.add_argument("--verifier", default="static:0.7", help="verifier of relaxed rollouts")
+    parser.add_argument("--verifier", default="lossless", help="a relaxed verifier reduces the effective sample size")
     parser.add_argument("--updates", type=int, default=8)
     parser.add_argument("--prompts", type=int, default=16, help="prompts per update")
     parser.add_argument("--group", type=int, default=8, help="completions per prompt")
@@ -32,7 +31,7 @@ def main() -> None:
         out = policy.generate(
             **inputs,
             assistant_model=pair.draft,
-            verifier="lossless" if options.lossless else options.verifier,
+            verifier=options.verifier,
             do_sample=True,
             top_k=0,
             num_return_sequences=options.group,
@@ -45,7 +44,7 @@ def main() -> None:
         texts = tokenizer.batch_decode(tokens.tokens, skip_special_tokens=True)
         rewards = torch.tensor(task.score_batch(texts, [record for record in batch for _ in range(options.group)]))
 
-        # Weighted averages are unbiased for the policy. With `--lossless`, all weights are 1.
+        # Weighted averages are unbiased for the policy. With lossless rollouts, all weights are 1.
         weights = (tokens.log_prob_target - tokens.log_prob).nansum(1).exp()
         weighted = (weights * rewards).view(-1, options.group)
         baseline = weighted.sum(1, keepdim=True) / weights.view(-1, options.group).sum(1, keepdim=True)
