@@ -10,7 +10,7 @@ from hf_diversed.training import DiversedConfig, DiversedTrainer
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--output-dir", default="head-math")
+    parser.add_argument("--output-dir", default="example-head")
     parser.add_argument("--max-steps", type=int, default=40, help="updates; four per batch of rollouts")
     parser.add_argument("--rollouts", type=int, default=128, help="rollouts in a batch")
     parser.add_argument("--num-prompts", type=int, default=256, help="prompts to train on")

@@ -85,6 +85,15 @@ def test_pages_are_short():
         assert len(written.splitlines()) <= 150, page.name
 
 
+def test_installation_needs_no_package_index():
+    """Catches a page that installs the package from the index, where it is not published."""
+    notebooks = (ROOT / "examples" / "notebooks").glob("*.ipynb")
+    for page in (ROOT / "README.md", *PAGES, *notebooks):
+        assert not re.search(r"pip install [^`\n]*hf-diversed", page.read_text()), page.name
+    for page in (ROOT / "README.md", ROOT / "docs" / "index.md"):
+        assert re.search(r"```bash\ngit clone .*\nmake demo", page.read_text()), page.name
+
+
 def test_every_task_is_documented():
     """Catches a task that is missing in the documentation."""
     page = (ROOT / "docs" / "training.md").read_text()
