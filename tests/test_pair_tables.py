@@ -131,17 +131,6 @@ def test_published_figures_follow_from_the_batches(task, name, num_parts):
         assert {name: row[name] for name in FIGURES} == {name: pytest.approx(expected[name]) for name in FIGURES}
 
 
-def test_an_earlier_run_is_folded_and_not_plotted(folder):
-    """Catches two tables of one task that look as if they belonged together."""
-    path = folder / "qwen-coder-mbpp.json"
-    for stem in ("qwen-coder-mbpp-earlier", "qwen-coder-mbpp-t0-earlier"):
-        path.with_stem(stem).write_text(path.read_text())
-    text = render_pair.pair(folder)
-    summary = "<summary>MBPP, temperature 1, an earlier run on the same prompts</summary>"
-    assert text.count(f"{summary}\n\n### MBPP, temperature 1") == 2
-    assert "assets/plots/frontier-qwen-coder-mbpp-earlier.png" not in text
-
-
 def test_heads_measured_on_all_tasks_have_rows(folder):
     """Catches a head that hides a task on which it was not measured."""
     path = folder / "qwen-coder-mbpp.json"

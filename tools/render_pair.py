@@ -28,7 +28,6 @@ _DIFFERENCES = (*METHODS[2:], "lenience:0.1", "spec_cascade:token_v3:0.5")
 _RUN = "python -m benchmarks.real_pair --target qwen-coder-1.5b --draft qwen-coder-0.5b --output build/real-pair"
 _TIMED = ("--methods", "--gammas", "--batch-sizes", "--timed-prompts", "--repeats", "--threads")  # shown options
 _PART, _BATCH = 50, 25  # prompts per part and per batch, the defaults of `benchmarks.real_pair`
-_EARLIER = "-earlier"  # the previous run of a study, with other completions
 Record = Mapping[str, Any]
 
 
@@ -36,9 +35,7 @@ def pair(folder: Path = FOLDER) -> str:
     """Return tables of all results, by task, with the command for each."""
     parts = []
     for path in _files(folder):
-        text = _task(path)
-        title = text.partition("\n")[0].removeprefix("### ")
-        parts.append(folded(f"{title}, an earlier run on the same prompts", text) if _EARLIER in path.stem else text)
+        parts.append(_task(path))
     categories = folder / f"{PREFIX}specbench.json"
     parts += [_categories(categories)] if categories.is_file() else []
     timed = sorted(folder.glob(f"{PREFIX}speed*.json"), key=lambda path: path.stem)
@@ -89,9 +86,8 @@ def brief(folder: Path = FOLDER, methods: Sequence[str] = METHODS) -> str:
 
 
 def _head_label(method: str) -> str:
-    """Return the label of `diversed:FOLDER/[token-|hidden-]head-TASK`."""
+    """Return the label of `diversed:FOLDER/[token-]head-TASK`."""
     kind = "token head" if "/token-head-" in method else "mixture head"
-    kind += " with hidden states" if "/hidden-head-" in method else ""
     return f"`diversed`, {kind} trained on {TASKS[method.rpartition('-')[2]]}"
 
 
@@ -99,7 +95,7 @@ def _files(folder: Path) -> list[Path]:
     found = [
         folder / f"{PREFIX}{task}{suffix}.json"
         for task in TASKS
-        for suffix in ("", _EARLIER, "-t0", f"-t0{_EARLIER}", "-plain", "-t0-plain")
+        for suffix in ("", "-t0", "-plain", "-t0-plain")
     ]
     return [path for path in found if path.is_file()]
 
@@ -114,8 +110,7 @@ def has_curve(path: Path) -> bool:
     """Return whether a plot is drawn: at least `_PART` prompts and two methods with draft tokens."""
     records = same_prompts(path)
     return (
-        _EARLIER not in path.stem
-        and records[0]["n"] >= _PART
+        records[0]["n"] >= _PART
         and sum(record["acceptance_rate"] is not None for record in records) >= 2
     )
 
