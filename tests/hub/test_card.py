@@ -2,8 +2,6 @@
 
 import ast
 import copy
-import json
-import math
 import re
 import sys
 
@@ -14,7 +12,7 @@ from markdown_it import MarkdownIt
 
 import hf_diversed
 from hf_diversed.head import LOOKED_UP, DiversedHead, DiversedHeadConfig
-from hf_diversed.hub import HeadRecords, markdown, publication, render_card
+from hf_diversed.hub import HeadRecords, publication, render_card
 from hf_diversed.provenance import provenance
 from hf_diversed.zoo import load_demo_pair
 from tests.tiny import calibration
@@ -104,7 +102,6 @@ def test_embedded_pair_names_nothing_on_the_hub():
     front = yaml.safe_load(text.split("---\n")[1])
     assert not {"base_model", "base_model_relation", "datasets", "metrics", "model-index"} & set(front)
     assert "custom_generate" not in text
-    assert "the embedded pair of hf_diversed" in text
     assert "huggingface.co" not in text
 
 
@@ -149,22 +146,6 @@ def test_every_figure_comes_from_its_record(method):
         assert label in differing[0]
 
 
-def test_results_table():
-    """Catches rows in the wrong order, wrong columns, and intervals of another figure."""
-    table = [line for line in render_card(HUB, make_evaluation(), {}, REPO).splitlines() if line.startswith("| ")]
-    start = next(index for index, line in enumerate(table) if line.startswith("| method"))
-    header, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table[start:])
-    assert header == [
-        "method", "accuracy", "drop", "accepted / drafted", "accepted / verified", "tokens per round", "mean weight",
-    ]  # fmt: skip
-    names = ["`target` (no drafting)", "`lossless`", "`static:0.3`", "`static:0.7`", "**DIVERSED**"]
-    assert [row[0] for row in rows] == names
-    assert rows[0] == [names[0], "81.1% (78.8% to 83.5%)", "-", "-", "-", "-", "-"]
-    assert rows[-1] == [
-        names[-1], "75.1% (72.8% to 77.5%)", "6.0% (4.0% to 8.0%)", "70.4% (69.3% to 71.6%)", "80.4%", "3.94", "0.77",
-    ]  # fmt: skip
-
-
 def test_every_method_is_shown():
     """Catches a competitor that was measured and is hidden, and a strictness in two tables."""
     evaluation = make_evaluation()
@@ -204,20 +185,8 @@ def test_claims_compare_with_the_best_training_free_method(competitors, words):
     assert f"The best training-free method at the same acceptance rate {words}" in text
 
 
-def test_setting_and_gain_are_shown():
-    evaluation = make_evaluation()
-    own_record(evaluation)["quality"] += 0.0357
-    text = render_card(HUB, evaluation, {}, REPO)
-    for setting in ("437 prompts, 3 completions each", "temperature 0.7, top_k 0, top_p 1.0", "seed 1234"):
-        assert setting in text
-    assert "6 draft tokens per round, at most 96 new tokens" in text
-    assert "by +3.6 points of accuracy (95% interval +0.5 to +6.6)" in text
-    assert "The drop is the target alone minus the method" in text
-    assert "| target | [Qwen/Qwen3-8B](https://huggingface.co/Qwen/Qwen3-8B) | 0123abc | 8,190.74 M |" in text
-
-
-def test_missing_figures_are_dashes_without_sentences():
-    """Catches "None" in a card, and sentences about missing figures."""
+def test_missing_figures_are_dashes():
+    """Catches "None" in a card."""
     evaluation = make_evaluation()
     evaluation["records"] = [
         {name: record[name] if name in ("method", "task") else None for name in record}
@@ -226,8 +195,7 @@ def test_missing_figures_are_dashes_without_sentences():
     text = render_card(HUB, evaluation, {"training": {}, "argv": None, "seed": None}, REPO)
     assert "| **DIVERSED** | - | - | - | - | - | - |" in text
     assert ModelCard(text).data.eval_results is None
-    for words in ("None", "training-free", "The drop is", "seed", "Rollouts", "Constraint", "constraint"):
-        assert words not in text
+    assert "None" not in text
     bare = {"records": [{name: record[name] for name in ("method", "task")} for record in evaluation["records"]]}
     assert "| **DIVERSED** | - | - | - | - | - | - |" in render_card(HUB, bare, {}, REPO)
 
@@ -235,49 +203,20 @@ def test_missing_figures_are_dashes_without_sentences():
 def test_nothing_recorded():
     """Catches "None" in the card of a converted head, which has no records."""
     text = render_card(DiversedHeadConfig(8, 8), {}, {})
-    assert "No evaluation of this head is recorded." in text
-    assert "How this head was trained is not recorded." in text
-    assert "The pair is not recorded." in text
-    assert "embedded" not in text
     assert "None" not in text
     assert "model-index" not in text
 
 
 def test_training_is_shown():
+    """Catches rollouts of one process only, and a broken constraint shown as kept."""
     training = make_training()
     text = render_card(HUB, {}, training, REPO)
     assert "- Rollouts: 20480, from 1024 prompts." in text  # 160 / 4 * 256 * 2
-    for words in ("mean reward at most 0.0125 below", "ended at 0.235.", "`learning_rate` 0.0375", "- Seed: 77."):
-        assert words in text
-    assert f"torch {training['versions']['torch']}" in text
-    assert "evaluation prompts" not in text
     training["validation"] = {"quality_drop": 0.0075, "quality_drop_error": 0.004, "acceptance_rate": 0.8125}
     for error, words in ((0.004, "was kept."), (0.006, "was not kept.")):
         training["validation"]["quality_drop_error"] = error
         text = render_card(HUB, {}, training, REPO)
-        assert f"drop 0.0075 with a standard error of {error:.4f}, acceptance rate 0.812" in text
         assert words in text
-    training["training"]["acceptance_coef"] = 0.45
-    text = render_card(HUB, {}, training, REPO)
-    assert "- No constraint: acceptance had the fixed coefficient 0.45." in text
-    assert "0.235" not in text
-
-
-def test_no_negative_zero():
-    evaluation = make_evaluation()
-    own_record(evaluation).update(quality_drop=-0.0004, quality_drop_ci=None)
-    own_record(evaluation)["quality"] -= 0.0004
-    text = render_card(HUB, evaluation, {}, REPO)
-    assert "| 75.1% (72.8% to 77.5%) | 0.0% |" in text
-    assert "by 0.0 points" in text
-
-
-def test_strictness_table_only_with_data():
-    evaluation = make_evaluation()
-    assert "### Strictness" not in render_card(HUB, evaluation, {}, REPO)
-    evaluation["records"] += [make_record("diversed@0.75", 1), make_record("diversed@0", 5)]
-    text = render_card(HUB, evaluation, {}, REPO)
-    assert re.findall(r"^\| (0[.\d]*) \|", text, re.MULTILINE) == ["0", "0.5", "0.75"]
 
 
 def test_records_of_other_heads_are_refused():
@@ -299,21 +238,6 @@ def test_no_path_of_this_machine(monkeypatch, tmp_path):
     assert "x.jsonl" in text
     for path in (str(tmp_path), "/opt/bin", "/data/me", "/tmp/", "/home/", str(render_cards.ROOT)):
         assert path not in text
-
-
-@pytest.mark.parametrize(("config", "repo_id"), [(EMBEDDED, None), (HUB, REPO), (HUB, None)])
-@pytest.mark.parametrize("temperature", [None, 0.0, 0.7])
-def test_how_to_use_compiles(config, repo_id, temperature):
-    evaluation = make_evaluation(config.task)
-    own_record(evaluation)["temperature"] = temperature
-    snippet = snippet_of(render_card(config, evaluation, {}, repo_id))
-    compile(snippet, "card", "exec")
-    assert ("do_sample=False" in snippet) == (temperature == 0)
-    assert ("temperature=0.7" in snippet) == (temperature == 0.7)
-    statements = ast.parse(snippet).body
-    assert sum(not isinstance(line, (ast.Import, ast.ImportFrom)) for line in statements) <= 5
-    if repo_id:
-        assert f'DiversedHead.from_pretrained("{repo_id}")' in snippet
 
 
 EVIL = (
@@ -363,17 +287,6 @@ def _shape(tokens) -> list[tuple[str, str]]:
     return found
 
 
-def test_escapes():
-    """Catches visible escapes in ordinary names, and markup that is not escaped."""
-    for words in ("pass@1", "exact_match", "cpu (x86_64)", "Qwen/Qwen3-8B", "NVIDIA H100 80GB", "+0.5", 0.25, "-"):
-        assert markdown.text(words) == str(words)
-    assert markdown.text("a|b`c\n<d>&[e]\u2028*f*") == r"a\|b\`c &lt;d&gt;&amp;\[e\] \*f\*"
-    assert markdown.code("org/head.v1") == "`org/head.v1`"
-    assert markdown.code("a`<b>") == r"a\`&lt;b&gt;"
-    for value in ('a"b', "<b>`", ["`<"], "é\u2028\n", "\\", 0.5, None, True, [1, "x"]):
-        assert ast.literal_eval(markdown.python(value)) == value
-
-
 def test_sampling_is_that_of_training():
     """Catches a snippet with other sampling settings than those of training."""
     training, evaluation = make_training(), make_evaluation()
@@ -410,58 +323,9 @@ def test_how_to_use_runs(monkeypatch, capsys):
     assert "Question: " in capsys.readouterr().out
 
 
-def test_sections():
-    """Catches a card without a section."""
-    text = render_card(HUB, make_evaluation(), make_training(), REPO)
-    titles = ["What it does", "The pair", "How to use", "Results", "Training", "Limits", "Citation"]
-    assert re.findall(r"(?m)^## (.*)$", text) == titles
-    assert "acceptance transfers to other tasks and quality does not" in text
-    assert "hf-diversed train --task gsm8k" in text
-    assert "\n## " not in text.replace("\n\n## ", "")  # a heading needs an empty line before it
-
-
 def test_packaged_cards_agree_with_results():
     """Catches typed figures, and cards that were not rendered by `python -m tools.render_cards`."""
     assert render_cards.differing() == []
-
-
-def test_tool_writes_and_checks(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(render_cards, "ROOT", tmp_path)
-    monkeypatch.setattr(sys, "argv", ["render_cards.py", "--check"])
-    assert render_cards.main() == 0  # no heads yet
-    folder = tmp_path / "hf_diversed" / "zoo" / "weights" / "heads" / "math"
-    DiversedHead(EMBEDDED).save_pretrained(folder)
-    (folder / "provenance.json").write_text(json.dumps(make_training()))
-    assert render_cards.main() == 0  # a head without results yet
-    results = tmp_path / "results" / "math.json"
-    results.parent.mkdir(parents=True)
-    results.write_text(json.dumps(make_evaluation("math")))
-    assert render_cards.main() == 1
-    assert "model_cards/embedded-math/README.md differs" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", ["render_cards.py"])
-    assert render_cards.main() == 0
-    monkeypatch.setattr(sys, "argv", ["render_cards.py", "--check"])
-    assert render_cards.main() == 0
-    changed = make_evaluation("math")
-    own_record(changed)["quality"] = math.pi / 4
-    results.write_text(json.dumps(changed))
-    assert render_cards.main() == 1
-    results.unlink()
-    assert render_cards.main() == 1  # a card without results
-
-
-def test_heads_with_token_features_are_described():
-    """Catches a card that describes another kind of head, or shows the initial value of the other kind."""
-    settings = {"initial_weight": 0.5, "initial_lenience": 0.2, "baseline": "prompt", "clip_range": 0.5}
-    for token_features, shown, hidden in (
-        (True, "initial_lenience", "initial_weight"),
-        (False, "initial_weight", "initial_lenience"),
-    ):
-        config = DiversedHeadConfig(256, 96, features="distribution", token_features=token_features, task="math")
-        card = render_card(config, {}, {"training": settings | {"token_features": token_features}})
-        assert ("it predicts a weight per token" in card) == token_features
-        assert f"`{shown}`" in card
-        assert f"`{hidden}`" not in card
 
 
 def test_the_calibration_is_shown():
