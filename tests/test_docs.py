@@ -38,7 +38,7 @@ def test_snippets_run(page, tmp_path, monkeypatch, embedded_for_hub):
 
 def options_of(name: str) -> set[str]:
     """Every option of a command."""
-    flag = "--help-all" if name in ("train", "tune-draft") else "--help"
+    flag = "--help-all" if name == "train" else "--help"
     return set(re.findall(r"--[a-z][a-z0-9-]*", run(name, flag).stdout)) | {"--help", "--help-all"}
 
 

@@ -1,11 +1,16 @@
 """Every example runs as users run it."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from hf_diversed import load_demo_pair
 
 
 SHORTER = {
@@ -16,21 +21,34 @@ ALL = (Path(__file__).parent.parent / "examples").glob("*.py")
 EXAMPLES = sorted(path for path in ALL if path.name != "convert_authors_head.py")  # needs a file; it has its own tests
 
 
+def run_example(path: Path, options: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(path), *options]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_example_runs(path, tmp_path):
     """Catches an example for an older API."""
-    environment = {**os.environ, "PYTHONPATH": str(path.parent.parent), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, str(path), *SHORTER.get(path.name, [])],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    done = run_example(path, SHORTER.get(path.name, []), tmp_path)
     assert done.returncode == 0, done.stderr
     assert "accepted" in done.stdout
     if path.name == "rl_rollouts.py":  # lossless by default; relaxed rollouts leave fewer effective samples
         assert "effective sample size 100%" in done.stdout
+
+
+def test_tuned_draft_is_an_ordinary_model(tmp_path):
+    """Catches a TRL release that changes the trainer, an adapter in the saved files, and weights without updates."""
+    pytest.importorskip("trl", reason="the recipe needs TRL, which needs Python 3.11: pip install trl")
+    path = Path(__file__).parent.parent / "examples" / "recipes" / "tune_draft.py"
+    sizes = ["--max-steps", "2", "--batch-size", "4", "--num-prompts", "4", "--num-examples", "4"]
+    done = run_example(path, sizes, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^after 2 updates in \d+ s: \d+\.\d% accepted", done.stdout, re.MULTILINE)
+    before, tuned = load_demo_pair().draft, AutoModelForCausalLM.from_pretrained(tmp_path / "tuned-draft")
+    assert tuned.state_dict().keys() == before.state_dict().keys()
+    changed = {name for name, value in tuned.state_dict().items() if not torch.equal(value, before.state_dict()[name])}
+    assert changed == {name for name in before.state_dict() if name.endswith("_proj.weight")}
 
 
 def test_there_are_examples():

@@ -67,10 +67,6 @@ def test_studies(tmp_path):
     )
     role = {"tokens": 1234, "mean_weight": 0.25, "mean_tv": 0.5, "accepted_share": 0.75}
     (tmp_path / "roles-math.json").write_text(json.dumps({"roles": {"wording": role}, "n": 500}))
-    drafts = [record("target", None, 0.9, draft="untuned"), record("lossless", 0.7, 0.6, draft="distill")]
-    (tmp_path / "drafts-math.json").write_text(
-        json.dumps({"records": drafts, "provenance": {"argv": ["x", "--set", '{"max_steps":8}']}})
-    )
     text = results(tmp_path)
     assert "the others trained with `{}`)" in text
     assert "| `constant` | 65.0% (63.0% to 66.0%) | 70.0%" in text
@@ -79,9 +75,6 @@ def test_studies(tmp_path):
     assert "| `diversed` | 80.0%" in text
     assert "| `lossless` | 60.0%" not in text
     assert "| wording | 0.25 | 0.50 | 75.0% | 1,234 |" in text
-    assert "| distill | `lossless` | 70.0% (68.0% to 71.0%) | 60.0%" in text
-    assert 'each with its own mixture head, trained with `{"max_steps":8}` (' in text
-    assert "untuned" not in text
 
 
 def difference(method: str, minus: str, better: float, p_value: float | None) -> dict:

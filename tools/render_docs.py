@@ -102,23 +102,6 @@ def head_costs() -> str:
     return f"{table(header, rows)}\n\n{words} {_command(found)}"
 
 
-def draft_losses() -> str:
-    """Return a table of held-out acceptance by loss and number of updates."""
-    found = json.loads((RESULTS / "draft-losses.json").read_text())
-    updates = list(found["runs"][0]["acceptance"])
-    rows = (
-        [f"`{run['loss']}`", str(run["seed"]), *(percent(run["acceptance"][step]) for step in updates)]
-        for run in found["runs"]
-    )
-    setting = found["setting"]
-    words = (
-        "Lossless acceptance 1 - TV(p, q) on the target's completions of "
-        f"{setting['num_eval_prompts']} held-out prompts; {setting['num_prompts']} training prompts, 16 per update. "
-        f"{_command(found)}"
-    )
-    return f"{table(('loss', 'seed', *(f'{step} updates' for step in updates)), rows)}\n\n{words}"
-
-
 def importance() -> str:
     """Return a table of mean rewards of relaxed rollouts with importance weights."""
     found = json.loads((RESULTS / "importance.json").read_text())
@@ -199,7 +182,6 @@ SECTIONS = {
     "compiled": render_tables.compiled,
     "adaptive": render_tables.adaptive,
     "speed": render_tables.speed,
-    "draft-losses": draft_losses,
     "head-costs": head_costs,
     "importance": importance,
     "truncation": truncation,

@@ -93,9 +93,7 @@ def _head_label(method: str) -> str:
 
 def _files(folder: Path) -> list[Path]:
     found = [
-        folder / f"{PREFIX}{task}{suffix}.json"
-        for task in TASKS
-        for suffix in ("", "-t0", "-plain", "-t0-plain")
+        folder / f"{PREFIX}{task}{suffix}.json" for task in TASKS for suffix in ("", "-t0", "-plain", "-t0-plain")
     ]
     return [path for path in found if path.is_file()]
 
@@ -109,10 +107,7 @@ def same_prompts(path: Path) -> list[Record]:
 def has_curve(path: Path) -> bool:
     """Return whether a plot is drawn: at least `_PART` prompts and two methods with draft tokens."""
     records = same_prompts(path)
-    return (
-        records[0]["n"] >= _PART
-        and sum(record["acceptance_rate"] is not None for record in records) >= 2
-    )
+    return records[0]["n"] >= _PART and sum(record["acceptance_rate"] is not None for record in records) >= 2
 
 
 def _command(tasks: Sequence[str], options: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Render studies of mixture heads on math: their inputs, their weights by kind of token, and tuned drafts."""
+"""Render studies of mixture heads on math: their inputs and their weights by kind of token."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,8 +16,6 @@ COMMANDS = {
     "starts-math.json": _VARIANT.format("starts", 3)
     + """'{"max_quality_drop":0.01,"max_steps":160,"eval_steps":40,"save_steps":40}'""",
     "roles-math.json": "python benchmarks/weights_by_role.py",
-    "drafts-math.json": "python -m benchmarks.draft_tuning math --set "
-    """'{"max_steps":80,"eval_steps":40,"save_steps":40}'""",
 }
 _INTRODUCTIONS = {
     "controls-math.json": "A head without inputs, and one with inputs of other positions",
@@ -29,13 +27,7 @@ _HEADINGS = {
     "features-math.json": "Inputs",
     "starts-math.json": "Initial weights",
     "roles-math.json": "Weights by kind of token",
-    "drafts-math.json": "Tuned drafts",
 }
-_PAPERS_DRAFTS = (
-    "The paper's ablation (arXiv 2604.07622; Llama pair, GSM8K, accepted / accuracy): at temperature 1 a tuned draft "
-    "takes lossless decoding from 44.6% / 67% to 66.4% / 67%, and DIVERSED reaches 72.6% / 67% without tuning; at 0.1 "
-    "tuning takes it from 66.4% / 76% to 52.8% / 76%, and DIVERSED reaches 89.1% / 76%."
-)
 Record = Mapping[str, Any]
 
 
@@ -48,8 +40,6 @@ def studies(folder: Path) -> dict[str, str]:
 def _render(name: str, found: Mapping[str, Any]) -> str:
     if name == "roles-math.json":
         return _roles(found["roles"], found["n"])
-    if name == "drafts-math.json":
-        return _drafts(found["records"], found["provenance"]["argv"])
     differences = {difference["minus"]: difference for difference in found["differences"]}
     records = [record for record in found["records"] if record["method"] in {"diversed", *differences}]
     changes = _changes(found["provenance"]["argv"], ", the others trained with")
@@ -80,22 +70,6 @@ def _heads(records: Iterable[Record], differences: Mapping[str, Record]) -> str:
 def _changes(argv: Sequence[str], words: str) -> str:
     """Describe the settings of a study's heads that differ from the packaged head's."""
     return f"{words} `{argv[argv.index('--set') + 1]}`" if "--set" in argv else ""
-
-
-def _drafts(records: Sequence[Record], argv: Sequence[str]) -> str:
-    rows = [
-        [
-            record["draft"],
-            f"`{record['method']}`",
-            *(with_bounds(record, name) for name in ("acceptance_rate", "quality")),
-        ]
-        for record in records
-        if record["method"] != "target"
-    ]
-    changes = _changes(argv, ", trained with")
-    words = f"Draft models tuned with LoRA, each with its own mixture head{changes} ({prompts(records)}):"
-    figures = table(("draft", "method", "accepted / drafted", "quality"), rows)
-    return f"{words}\n\n{figures}\n\n{_PAPERS_DRAFTS}"
 
 
 def _roles(roles: Mapping[str, Mapping[str, float]], num_prompts: int) -> str:

@@ -19,7 +19,6 @@ COMMANDS: dict[str, tuple[type[options.Options], str, str]] = {
     "demo": (options.DemoOptions, "demo", "demo"),
     "generate": (options.GenerateOptions, "generate", "generate"),
     "train": (options.TrainOptions, "train", "train"),
-    "tune-draft": (options.TuneDraftOptions, "train", "tune_draft"),
     "label": (options.LabelOptions, "label", "label"),
     "evaluate": (options.EvaluateOptions, "evaluate", "evaluate"),
     "calibrate": (options.CalibrateOptions, "calibrate", "calibrate"),
@@ -27,7 +26,6 @@ COMMANDS: dict[str, tuple[type[options.Options], str, str]] = {
     "serve": (options.ServeOptions, "serve", "serve"),
     "push": (options.PushOptions, "publish", "push"),
 }
-_TRAINING = ("train", "tune-draft")  # their options are read by transformers' parser
 _PASSES_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 app = typer.Typer(
@@ -119,20 +117,17 @@ def _command(name: str) -> Callable[..., None]:
     return command
 
 
-def _training(name: str) -> Callable[[typer.Context], None]:
-    def command(context: typer.Context) -> None:
-        from hf_diversed.cli import training
+def _train(context: typer.Context) -> None:
+    from hf_diversed.cli import training
 
-        training.main(name, context.args)
-
-    return command
+    training.main(context.args)
 
 
 for _name, (_kind, *_) in COMMANDS.items():
     _help = inspect.cleandoc(_kind.__doc__ or "")
     _texts: dict[str, Any] = {"help": _help, "short_help": _help.partition("\n")[0]}
-    if _name in _TRAINING:
+    if _name == "train":  # its options are read by transformers' parser
         _settings = {**_PASSES_ON, "help_option_names": []}
-        app.command(_name, **_texts, add_help_option=False, context_settings=_settings)(_training(_name))
+        app.command(_name, **_texts, add_help_option=False, context_settings=_settings)(_train)
     else:
         app.command(_name, **_texts, context_settings=_PASSES_ON if _name == "serve" else None)(_command(_name))

@@ -221,18 +221,6 @@ class TrainOptions(ScoringOptions):
 
 
 @dataclass(kw_only=True)
-class TuneDraftOptions(PromptOptions):
-    """Tune a draft model towards its target, by LoRA or with all weights.
-
-    It is saved in --output-dir; standard output receives only the folder's name.
-    """
-
-    DEFAULTS: ClassVar[dict[str, Any]] = {"output_dir": "tuned-draft"}
-    num_examples: int = option("Number of training prompts; a smaller data file is used whole.", 1024)
-    num_eval_examples: int = option("Number of held-out prompts; --eval-strategy sets how often they are measured.", 0)
-
-
-@dataclass(kw_only=True)
 class LabelOptions(ScoringOptions, DeviceOptions):
     """Measure what keeping rejected draft tokens costs, for train --labels.
 

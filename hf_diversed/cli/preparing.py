@@ -130,10 +130,10 @@ def check_output(option: str, path: Path | None, folder: bool = False) -> None:
 
 
 # Files written by training. Caches are compared with the settings of a run before they are used.
-_CACHES = ("target_samples.jsonl", "reference_rewards.json")
+_CACHES = ("reference_rewards.json",)
 _WRITTEN = (
     *_CACHES,
-    *("checkpoint-*", ".saving", "calibration", "merged", "runs", "custom_generate", ".eval_results"),
+    *("checkpoint-*", ".saving", "calibration", "runs", "custom_generate", ".eval_results"),
     *("*.safetensors", "*.safetensors.index.json", "*config.json", "trainer_state.json", "training_args.bin"),
     *("README.md", "provenance.json", "evaluation.json", "*_results.json"),
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template.*"),

@@ -1,4 +1,4 @@
-"""`hf-diversed train` and `tune-draft`: train a head, or tune the draft model, of a pair on a task."""
+"""`hf-diversed train`: train a head for a pair on a task."""
 
 import sys
 from contextlib import redirect_stdout
@@ -6,19 +6,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from peft import PeftModel
-from transformers import PreTrainedModel
-
 from hf_diversed.cli.models import (
     LOOKUP,
     check_dtype,
     check_pair,
     check_together,
-    check_two_models,
     load_pair,
     naming_model,
 )
-from hf_diversed.cli.options import TrainOptions, TuneDraftOptions
+from hf_diversed.cli.options import TrainOptions
 from hf_diversed.cli.preparing import check_new_folder, read_records, remove_earlier_run
 from hf_diversed.cli.terminal import console, interruptible, notes
 from hf_diversed.head import DiversedHead
@@ -28,7 +24,6 @@ from hf_diversed.tasks import Task, get_task
 from hf_diversed.tasks.prompted import prompt_rows
 from hf_diversed.tasks.rewards import load_reward
 from hf_diversed.training import DiversedConfig, DiversedTrainer
-from hf_diversed.training import draft_tuning as tuning
 from hf_diversed.training.counterfactual import FitSettings, fit_head
 from hf_diversed.training.labels import load_labels
 from hf_diversed.training.loading import load_tokenizer
@@ -155,44 +150,6 @@ def load_rows(options: TrainOptions, task: Task, seed: int, held_out: bool) -> t
     return rows(records), rows(evaluation) if n_eval else None
 
 
-def tune_draft(options: TuneDraftOptions, config: tuning.DraftTuningConfig) -> PeftModel | PreTrainedModel:
-    """Tune the draft model and save it in `output_dir`; standard output receives only the folder's name."""
-    start = resume_point_of(config.resume_from_checkpoint, config.resume)
-    config.resume, config.resume_from_checkpoint = start is True, start if isinstance(start, str) else None
-    check_pair(options.target, options.draft)
-    check_two_models(options.draft)
-    check_dtype(options.dtype)
-    folder, first = Path(config.output_dir), config.process_index == 0
-    if first:
-        inputs = (options.target, options.draft)
-        check_new_folder("--output-dir", folder, options.overwrite, inputs, resume=start is not None)
-    task = get_task(options.task)
-    n, n_eval = options.num_examples, options.num_eval_examples
-    if n_eval < 0 or (n_eval > 0) != (config.eval_strategy != "no"):
-        raise ValueError(
-            f"--num-eval-examples and --eval-strategy go together, got {n_eval} and {config.eval_strategy.value}: "
-            "hold some prompts out and state how often they are measured, or leave out both."
-        )
-    records = read_records(task, "train", n + n_eval, config.seed, options.data_file)
-    n_eval = min(n_eval, len(records) // 2)  # a small file is halved
-    if config.mode == "supervised":
-        rows = supervised_rows(task, records, options.shots, options.chat)
-    else:  # the target generates the completions; some tasks have no references
-        rows = prompt_rows(task, records, pool=records, shots=options.shots, chat=options.chat)
-    with interruptible(_AGAIN), redirect_stdout(sys.stderr):  # output of the trainer
-        pair = pair_options(options.target, options.draft, options.dtype, config)
-        stop_strings = () if options.chat else task.stop_strings
-        split = len(rows) - n_eval
-        if first and options.overwrite:
-            remove_earlier_run(folder)
-        tuned = tuning.tune_draft(
-            pair["target"], pair["draft"], pair["processing_class"], rows[:split], config, stop_strings, rows[split:]
-        )
-    if first:
-        console.print(config.output_dir, markup=False, highlight=False, soft_wrap=True)
-    return tuned
-
-
 def resume_point_of(checkpoint: str | bool | None, resume: bool) -> str | bool | None:
     """Return where a run continues: a checkpoint's folder, True for the newest complete one, None for the start.
 
@@ -212,10 +169,3 @@ def resume_point_of(checkpoint: str | bool | None, resume: bool) -> str | bool |
             "the newest complete checkpoint in --output-dir."
         )
     return text
-
-
-def supervised_rows(task: Task, records: list[dict[str, Any]], shots: int, chat: bool) -> list[dict[str, Any]]:
-    """Return rows with "prompt" and "completion", the reference; solved examples come from the other records."""
-    references = [task.chat_answer(record) if chat else task.reference(record) for record in records]
-    rows = prompt_rows(task, records, pool=records, shots=shots, chat=chat)
-    return [{"prompt": row["prompt"], "completion": reference} for row, reference in zip(rows, references)]

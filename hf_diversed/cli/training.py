@@ -1,6 +1,6 @@
-"""The command lines of `train` and `tune-draft`, read by transformers' `HfArgumentParser`.
+"""The command line of `train`, read by transformers' `HfArgumentParser`.
 
-The options are those of a dataclass in `options.py` and those of a subclass of `TrainingArguments`.
+The options are those of `TrainOptions` and of `DiversedConfig`, a subclass of `TrainingArguments`.
 """
 
 import argparse
@@ -8,11 +8,10 @@ import json
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hf_diversed.cli.options import Options, TrainOptions, TuneDraftOptions, read_config
+from hf_diversed.cli.options import Options, TrainOptions, read_config
 from hf_diversed.training.settings import TrainingSettings
 
 
@@ -27,29 +26,32 @@ _HELP = {"-h", "--help", "--help-all"}
 _MORE = "--help-all also shows the options of transformers' trainer; --debug the traceback of an error."
 
 
-def main(name: str, argv: Sequence[str]) -> None:
+def main(argv: Sequence[str]) -> None:
     """Run a command line; errors are printed and raise SystemExit."""
     if _HELP & set(argv):
-        print(help_text(name, "--help-all" in argv))
+        print(help_text("--help-all" in argv))
         return
     words, debug = without_debug(argv)
     from hf_diversed.cli.terminal import errors_as_text
 
-    names = {item.name for item in (*fields(_options(name)), *fields(TrainingSettings))}
+    names = {item.name for item in (*fields(TrainOptions), *fields(TrainingSettings))}
     with errors_as_text(debug, names):
-        call(name, words)
+        call(words)
 
 
-def call(name: str, argv: Sequence[str]) -> Any:
+def call(argv: Sequence[str]) -> Any:
     """Parse a command line, run the command, and return its result.
 
     Raises:
         ValueError: if an option is missing, unknown or has a wrong value; and as the command.
     """
-    options, config = parse((_options(name), _config(name)), argv)
+    from hf_diversed.cli.train import train
+    from hf_diversed.training import DiversedConfig
+
+    options, config = parse((TrainOptions, DiversedConfig), argv)
     if options.yes:
         os.environ["HF_DIVERSED_YES"] = "1"
-    return getattr(import_module("hf_diversed.cli.train"), name.replace("-", "_"))(options, config)
+    return train(options, config)
 
 
 def parse(classes: tuple[type[Options], type], argv: Sequence[str]) -> tuple[Any, Any]:
@@ -82,30 +84,30 @@ def without_debug(argv: Sequence[str]) -> tuple[list[str], bool]:
     return [word for word, removed in zip(argv, ours) if not removed], any(ours)
 
 
-def help_text(name: str, everything: bool = False) -> str:
+def help_text(everything: bool = False) -> str:
     """Return the help of our options and, if `everything`, of those of transformers' trainer."""
-    own = _options(name)
     parser = argparse.ArgumentParser(
-        prog=f"hf-diversed {name}",
+        prog="hf-diversed train",
         usage="%(prog)s [options]",
-        description=" ".join((own.__doc__ or "").split()),
+        description=" ".join((TrainOptions.__doc__ or "").split()),
         epilog=None if everything else _MORE,
         add_help=False,
     )
-    defaults = getattr(own, "DEFAULTS", {})
+    defaults = TrainOptions.DEFAULTS
     group = parser.add_argument_group("options")
-    _show(group, fields(own), defaults)
+    _show(group, fields(TrainOptions), defaults)
     group.add_argument("--config", metavar="FILE", help="YAML file with any of these options.")
     group = parser.add_argument_group("options of training")
-    settings = _settings(name)
-    _show(group, settings, defaults)
+    _show(group, fields(TrainingSettings), defaults)
     for option, text in _USUAL.items():
         shown = f" (default: {defaults[option]})" if option in defaults else ""
         group.add_argument(_flag(option), metavar="VALUE", help=text + shown)
     if everything:
         group = parser.add_argument_group("options of transformers' trainer")
-        known = {item.name for item in (*fields(own), *settings)} | set(_USUAL)
-        _show(group, [item for item in fields(_config(name)) if item.name not in known], defaults)
+        from hf_diversed.training import DiversedConfig
+
+        known = {item.name for item in (*fields(TrainOptions), *fields(TrainingSettings))} | set(_USUAL)
+        _show(group, [item for item in fields(DiversedConfig) if item.name not in known], defaults)
     return parser.format_help().strip()
 
 
@@ -124,25 +126,6 @@ def _show(group: Any, items: Sequence[Field], defaults: Mapping[str, Any]) -> No
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def _options(name: str) -> type[Options]:
-    return TrainOptions if name == "train" else TuneDraftOptions
-
-
-def _config(name: str) -> type:
-    from hf_diversed.training import DiversedConfig, DraftTuningConfig
-
-    return DiversedConfig if name == "train" else DraftTuningConfig
-
-
-def _settings(name: str) -> Sequence[Field]:
-    """Return the fields of ours among those of the configuration."""
-    if name == "train":
-        return fields(TrainingSettings)
-    from hf_diversed.training.arguments import own_fields
-
-    return own_fields(_config(name))
 
 
 def _words(path: Path, known: Collection[str]) -> list[str]:

@@ -31,10 +31,7 @@ class SpecBench(Task):
         return "\n\n".join([*lines, "Assistant:"])
 
     def reference(self, record: Record) -> str:
-        raise ValueError(
-            "task 'specbench' has no references: remove --shots, and tune a draft model on the target's "
-            "completions (--mode distill)."
-        )
+        raise ValueError("task 'specbench' has no references: remove --shots.")
 
     def score(self, completion: str, record: Record) -> float:
         scored = SCORES.get(record["category"])

@@ -1,4 +1,4 @@
-"""Training of heads by policy gradient on rollouts of speculative decoding, and tuning of draft models."""
+"""Training of heads by policy gradient on rollouts of speculative decoding."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -6,16 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hf_diversed.training.arguments import DiversedConfig
-    from hf_diversed.training.draft_tuning import DraftTuningConfig, tune_draft
     from hf_diversed.training.trainer import DiversedTrainer
 
-__all__ = ["DiversedConfig", "DiversedTrainer", "DraftTuningConfig", "tune_draft"]
+__all__ = ["DiversedConfig", "DiversedTrainer"]
 
 _HOME_OF = {
     "DiversedConfig": "arguments",
     "DiversedTrainer": "trainer",
-    "DraftTuningConfig": "draft_tuning",
-    "tune_draft": "draft_tuning",
 }
 
 

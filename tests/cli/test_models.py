@@ -48,11 +48,7 @@ def test_the_embedded_pair_is_moved_to_the_device(device, moves, monkeypatch):
     assert kinds.count(DiversedHead) == len(models.load_demo_pair().heads)
 
 
-@pytest.mark.parametrize(
-    ("command", "builder"),
-    [("train", "cli.train.DiversedTrainer"), ("tune-draft", "training.draft_tuning.tune_draft")],
-)
-def test_training_has_the_embedded_pair_on_its_own_device(command, builder, moves, monkeypatch, tmp_path):
+def test_training_has_the_embedded_pair_on_its_own_device(moves, monkeypatch, tmp_path):
     """Catches a head that trains on another device than its pair."""
 
     class Built(Exception):
@@ -61,13 +57,13 @@ def test_training_has_the_embedded_pair_on_its_own_device(command, builder, move
     def build(*args, **kwargs):
         raise Built
 
-    monkeypatch.setattr(f"hf_diversed.{builder}", build)
+    monkeypatch.setattr("hf_diversed.cli.train.DiversedTrainer", build)
     monkeypatch.setattr("transformers.TrainingArguments.device", torch.device("cuda:1"))
     monkeypatch.setattr("transformers.TrainingArguments.process_index", 0)
     monkeypatch.setattr("transformers.TrainingArguments.world_size", 1)
-    options = ["--num-examples", "4", "--output_dir", str(tmp_path)]
+    options = ["--num-examples", "4", "--num-eval-examples", "4", "--output_dir", str(tmp_path)]
     with pytest.raises(Built):
-        call(command, ["--task", "math", *options, *(["--num-eval-examples", "4"] if command == "train" else [])])
+        call("train", ["--task", "math", *options])
     assert [where for kind, where in moves if kind is LlamaForCausalLM] == ["cuda:1"] * 2
 
 

@@ -11,11 +11,11 @@ import yaml
 from transformers import TrainingArguments
 
 from hf_diversed import DiversedHead
-from hf_diversed.cli.options import TrainOptions, TuneDraftOptions
+from hf_diversed.cli.options import TrainOptions
 from hf_diversed.cli.train import load_rows, read_records
 from hf_diversed.cli.training import call, parse, without_debug
 from hf_diversed.tasks import get_task, load_records, loading
-from hf_diversed.training import DiversedConfig, DraftTuningConfig
+from hf_diversed.training import DiversedConfig
 from hf_diversed.training.arguments import own_fields
 from tests.commands import refused, run, succeed
 
@@ -68,7 +68,7 @@ def test_recipe_parses(path):
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe_runs(path, folder, tmp_path):
     """Catches a recipe that only parses; the run uses a tiny pair and records of the same columns."""
-    trainer = call("train", ["--config", str(path), *options_for(folder, tmp_path, path.stem)])
+    trainer = call(["--config", str(path), *options_for(folder, tmp_path, path.stem)])
     assert trainer.state.global_step == 2
     head = DiversedHead.from_pretrained(tmp_path / "head")
     assert head.config.task == path.stem
@@ -80,7 +80,7 @@ def test_recipe_runs(path, folder, tmp_path):
 def test_a_head_with_token_features(folder, tmp_path):
     """Catches options without effect, and a record without the defaults that the kind of head determined."""
     token = ["--token-features", "--initial-lenience", "0.1", "--report-to", "none", "--use-cpu", "true"]
-    call("train", ["--task", "gsm8k", *options_for(folder, tmp_path, "gsm8k"), *token])
+    call(["--task", "gsm8k", *options_for(folder, tmp_path, "gsm8k"), *token])
     head = DiversedHead.from_pretrained(tmp_path / "head")
     assert head.config.token_features
     assert head.config.features == "distribution"
@@ -109,7 +109,7 @@ def test_resumes_from_the_given_checkpoint(monkeypatch, options, expected, tmp_p
     Path("checkpoint-8").mkdir()
     Path("run.yaml").write_text("resume_from_checkpoint: true\n")
     monkeypatch.setattr("hf_diversed.cli.train.build_trainer", lambda arguments, config: trainer)
-    call("train", ["--task", "math", "--output_dir", str(tmp_path / "head"), *options])
+    call(["--task", "math", "--output_dir", str(tmp_path / "head"), *options])
     trainer.train.assert_called_once_with(resume_from_checkpoint=expected)
 
 
@@ -138,12 +138,11 @@ def used(tmp_path):
     return tmp_path / "used"
 
 
-@pytest.mark.parametrize("command", ["train", "tune-draft"])
-def test_used_folders_are_refused(command, used):
+def test_used_folders_are_refused(used):
     """Catches a new head beside the card, the calibration and the checkpoints of an earlier run."""
     options = ["--task", "math", "--output-dir", str(used)]
-    refused("is not empty: it holds README.md, calibration, checkpoint-8 ...", command, *options)
-    message = " ".join(run(command, *options).stderr.split())
+    refused("is not empty: it holds README.md, calibration, checkpoint-8 ...", "train", *options)
+    message = " ".join(run("train", *options).stderr.split())
     assert "Pass --overwrite to remove what an earlier run wrote, --resume to continue it" in message
     assert all((used / name).read_text() == "earlier" for name in EARLIER)
 
@@ -154,24 +153,22 @@ def test_overwriting_removes_the_earlier_run(monkeypatch, used):
     monkeypatch.setattr("hf_diversed.cli.train.build_trainer", Mock(side_effect=ValueError("no such task")))
     options = ["--task", "math", "--output_dir", str(used), "--overwrite"]
     with pytest.raises(ValueError, match="no such task"):
-        call("train", options)
+        call(options)
     assert all((used / name).exists() for name in EARLIER)
     monkeypatch.setattr("hf_diversed.cli.train.build_trainer", lambda arguments, config: trainer)
     with pytest.raises(ValueError, match="pass only one of them"):
-        call("train", [*options, "--resume"])
+        call([*options, "--resume"])
     with pytest.raises(ValueError, match=r"which this run reads\. Choose another folder"):
-        call("train", [*options, "--head", str(used / "checkpoint-8")])
-    call("train", options)
+        call([*options, "--head", str(used / "checkpoint-8")])
+    call(options)
     trainer.train.assert_called_once_with(resume_from_checkpoint=None)
     assert [path.name for path in used.iterdir()] == ["notes.txt"]
 
 
-@pytest.mark.parametrize("command", ["train", "tune-draft"])
-def test_interrupts_name_resume(command, tmp_path, monkeypatch):
+def test_interrupts_name_resume(tmp_path, monkeypatch):
     """Catches Ctrl-C during training that ends in "Aborted!"."""
-    made = {"train": "cli.train.build_trainer", "tune-draft": "training.draft_tuning.tune_draft"}
-    monkeypatch.setattr(f"hf_diversed.{made[command]}", Mock(side_effect=KeyboardInterrupt))
-    result = run(command, "--task", "math", "--output-dir", str(tmp_path / "out"))
+    monkeypatch.setattr("hf_diversed.cli.train.build_trainer", Mock(side_effect=KeyboardInterrupt))
+    result = run("train", "--task", "math", "--output-dir", str(tmp_path / "out"))
     assert result.exit_code == 130
     assert "Run the same command with --resume" in " ".join(result.stderr.split())
 
@@ -180,27 +177,24 @@ def test_caches_alone_are_no_earlier_run(monkeypatch, tmp_path):
     """Catches a run that stopped before its first checkpoint and cannot be started again with the same command."""
     trainer = Mock()
     monkeypatch.setattr("hf_diversed.cli.train.build_trainer", lambda arguments, config: trainer)
-    for name in ("reference_rewards.json", "target_samples.jsonl", ".training.lock"):
+    for name in ("reference_rewards.json", ".training.lock"):
         (tmp_path / name).touch()
-    call("train", ["--task", "math", "--output_dir", str(tmp_path)])
+    call(["--task", "math", "--output_dir", str(tmp_path)])
     trainer.train.assert_called_once_with(resume_from_checkpoint=None)
 
 
-@pytest.mark.parametrize("command", ["train", "tune-draft"])
-def test_standard_output_gets_the_folder_alone(command, tmp_path, folder):
+def test_standard_output_gets_the_folder_alone(tmp_path, folder):
     """Catches the trainer's logs on standard output, which scripts read, and a --dtype without effect."""
     options = ["--max-steps", "2", "--num-examples", "2", "--max-completion-length", "4", "--dtype", "bfloat16"]
     pair = ["--target", str(folder / "target"), "--draft", str(folder / "draft"), "--use-cpu", "true"]
     options += ["--logging-steps", "1", "--disable-tqdm", "true", "--report-to", "none", "--save-steps", "2"]
-    if command == "train":
-        sizes = {"num-iterations": 2, "per-device-train-batch-size": 2, "num-generations": 2, "eval-steps": 2}
-        sizes |= {"num_eval_examples": 2, "reference_generations": 1}  # spelled with underscores
-        options += [f"--{name}={value}" for name, value in sizes.items()]
-    result = succeed(command, "--task", "math", "--output-dir", str(tmp_path), *pair, *options)
+    sizes = {"num-iterations": 2, "per-device-train-batch-size": 2, "num-generations": 2, "eval-steps": 2}
+    sizes |= {"num_eval_examples": 2, "reference_generations": 1}  # spelled with underscores
+    options += [f"--{name}={value}" for name, value in sizes.items()]
+    result = succeed("train", "--task", "math", "--output-dir", str(tmp_path), *pair, *options)
     assert result.stdout == f"{tmp_path}\n"
     assert "'loss'" in result.stderr
-    made = json.loads((tmp_path / "provenance.json").read_text())
-    settings = made["training" if command == "train" else "tuning"]
+    settings = json.loads((tmp_path / "provenance.json").read_text())["training"]
     assert settings["model_init_kwargs"]["dtype"] == "bfloat16"
 
 
@@ -227,18 +221,14 @@ def test_held_out_rows_are_never_trained_on(tmp_path):
     assert not {row["prompt"] for row in train_rows} & {row["prompt"] for row in eval_rows}
 
 
-OURS = {
-    "train": [*dataclasses.fields(TrainOptions), *own_fields(DiversedConfig)],
-    "tune-draft": [*dataclasses.fields(TuneDraftOptions), *own_fields(DraftTuningConfig)],
-}
+OURS = [*dataclasses.fields(TrainOptions), *own_fields(DiversedConfig)]
 
 
-@pytest.mark.parametrize("command", OURS)
-def test_help_explains_every_option_of_ours(command):
+def test_help_explains_every_option_of_ours():
     """Catches an option of ours without a help text, and transformers' hundred options listed before ours."""
-    result = succeed(command, "--help")
+    result = succeed("train", "--help")
     shown = " ".join(result.stdout.split())
-    for item in OURS[command]:
+    for item in OURS:
         assert f"--{item.name.replace('_', '-')} " in shown
         assert item.metadata["help"][:30] in shown
     assert "--adam-beta1" not in shown
@@ -252,7 +242,7 @@ def test_help_all_shows_the_trainers_options_behind_ours():
     assert shown.index("--max-quality-drop") < shown.index("of transformers' trainer:") < shown.index("--adam-beta1")
     assert len(re.findall(r"^  --learning-rate", shown, re.MULTILINE)) == 1
     assert not re.search(r"^ +--[a-z]+_", shown, re.MULTILINE)
-    ours = {item.name for item in OURS["train"]}
+    ours = {item.name for item in OURS}
     for item in dataclasses.fields(TrainingArguments):
         option = item.name.replace("_", "-")
         assert re.search(rf"^  --{option}\b", shown, re.MULTILINE) or item.name in ours, option

@@ -1,6 +1,5 @@
 """Two processes under `accelerate launch`, on CPU over gloo, against one process with the same rollouts."""
 
-import json
 import os
 import socket
 import subprocess
@@ -113,16 +112,6 @@ def test_reference_rewards_are_complete(ranks):
     assert one["missing"] == two["missing"] == []
     assert one["references"] == two["references"]
     assert len(one["references"]) == 9
-
-
-def test_samples_for_draft_tuning_have_one_file(ranks, folder):
-    """Catches processes that each create the file: its second header line is not a sample, and stops the next run."""
-    header, *lines = (folder / "tuning" / "target_samples.jsonl").read_text().splitlines()
-    assert "settings" in json.loads(header)
-    found = {tuple(line["prompt_ids"]): line["completion_ids"] for line in map(json.loads, lines)}
-    assert len(found) == len(lines) == 9
-    for rank in ranks:
-        assert {prompt: [list(ids) for ids in drawn] for prompt, drawn in rank["target_samples"].items()} == found
 
 
 def test_checkpoint_is_complete(folder):

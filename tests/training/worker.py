@@ -6,8 +6,6 @@ from pathlib import Path
 import torch
 
 from hf_diversed.training import DiversedTrainer
-from hf_diversed.training.draft_tuning import DraftTuningConfig
-from hf_diversed.training.target_samples import sample_completions
 from tests.training import runs
 
 
@@ -53,15 +51,8 @@ def main(folder: Path) -> None:
     record |= {"head": trainer.model.state_dict(), "constraint": trainer.constraint.state()}
     references = trainer.scorer.references
     record |= {"references": references.rewards, "missing": references.missing(PROMPTS)}
-    record |= {"history": trainer.state.log_history, "target_samples": target_samples(folder)}
+    record |= {"history": trainer.state.log_history}
     torch.save(record, folder / f"rank-{trainer.args.process_index}.pt")
-
-
-def target_samples(folder: Path) -> dict:
-    """What draft tuning would learn from, drawn by both processes."""
-    tokenizer, settings = runs.tokenizer(), DraftTuningConfig(str(folder / "tuning"), use_cpu=True, report_to="none")
-    prompts = [tuple(tokenizer(prompt).input_ids) for prompt in PROMPTS]
-    return sample_completions(runs.pair()[0], tokenizer, prompts, settings)
 
 
 if __name__ == "__main__":
