@@ -7,9 +7,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from enum import Enum
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -59,12 +60,21 @@ def provenance(seed: int | None = None, device: torch.device | str | None = None
     return {
         "argv": recorded(sys.argv),
         "git_commit": _git_commit(),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+        "versions": _versions(),
         "device": _device_name(torch.get_default_device() if device is None else torch.device(device)),
         "threads": torch.get_num_threads(),
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "seed": seed,
     }
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of Python and of the installed packages among `_PACKAGES`."""
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):  # peft is optional
+            versions[name] = version(name)
+    return versions
 
 
 def data_digest(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,20 @@ def test_device_is_that_of_the_models():
         assert provenance(0, "cpu")["device"].startswith("cpu (")
         assert provenance(0)["device"].startswith("cpu (")
         assert provenance(0, "cuda:1")["device"] == "Accelerator cuda:1"
+
+
+def test_packages_that_are_not_installed_have_no_version(monkeypatch):
+    """Catches a record that cannot be made without peft, which is optional."""
+
+    def version(name: str) -> str:
+        if name == "peft":
+            raise PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr("hf_diversed.provenance.version", version)
+    versions = provenance()["versions"]
+    assert "peft" not in versions
+    assert versions["torch"] == "1.0"
 
 
 def test_choices_are_recorded_by_their_values():
