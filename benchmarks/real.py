@@ -84,7 +84,6 @@ def trained_head(name: str, draft: str, task: str, folder: Path, arguments: argp
     steps = str(max(1, arguments.head_steps // iterations // 2) * iterations)
     examples = str(arguments.train_examples)
     call(
-        "train",
         [
             *("--target", packaged.resolve(arguments.target), "--draft", draft, "--dtype", arguments.dtype),
             *(*_training_data(task, arguments), *HEADS[name]),

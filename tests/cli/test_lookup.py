@@ -64,7 +64,7 @@ def test_training_with_prompt_lookup(folder, tmp_path, token):
     options |= {"num-iterations": 1, "per-device-train-batch-size": 8, "per-device-eval-batch-size": 4}
     options |= {"num-generations": 2, "max-completion-length": 12, "eval-steps": 1, "save-steps": 1, "use-cpu": "true"}
     options |= {"report-to": "none", "token-features": token, "output-dir": tmp_path / "head"}
-    trainer = call("train", [f"--{name}={value}" for name, value in options.items()])
+    trainer = call([f"--{name}={value}" for name, value in options.items()])
     assert any("eval_acceptance_rate" in row for row in trainer.state.log_history)
     head = DiversedHead.from_pretrained(tmp_path / "head")
     assert head.config.assistant_model_name_or_path == "prompt lookup"

@@ -63,7 +63,7 @@ def test_training_has_the_embedded_pair_on_its_own_device(moves, monkeypatch, tm
     monkeypatch.setattr("transformers.TrainingArguments.world_size", 1)
     options = ["--num-examples", "4", "--num-eval-examples", "4", "--output_dir", str(tmp_path)]
     with pytest.raises(Built):
-        call("train", ["--task", "math", *options])
+        call(["--task", "math", *options])
     assert [where for kind, where in moves if kind is LlamaForCausalLM] == ["cuda:1"] * 2
 
 

@@ -73,7 +73,7 @@ def prepare(folder: Path) -> None:
 def train(folder: Path, pause: str | None, tell: Callable[[str], None]) -> None:
     """Train once. At the place `pause` the process waits to be killed, the first time that it is reached."""
     _install(tell, pause)
-    trainer = call("train", argv(folder))
+    trainer = call(argv(folder))
     state = {"constraint": trainer.constraint.state(), "references": trainer.scorer.references.rewards}
     # The last line is of this process alone, from where it began.
     log = trainer.state.log_history[:-1]

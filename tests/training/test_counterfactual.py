@@ -163,7 +163,7 @@ def test_commands_label_and_train(tmp_path):
     succeed("label", "--task", "summary", "--output", labels, *options)
     assert load_labels(Path(labels)).settings["rejections"] == 2
     command = ["--task", "summary", "--objective", "counterfactual", "--output-dir", str(folder)]
-    call("train", [*command, "--labels", labels, "--per-token-gained", "true"])
+    call([*command, "--labels", labels, "--per-token-gained", "true"])
     head = DiversedHead.from_pretrained(folder)
     assert (head.lookahead, head.target_after, head.config.task) == (2, True, "summary")
     regression = json.loads((folder / "provenance.json").read_text())["counterfactual"]["regression"]
@@ -175,4 +175,4 @@ def test_commands_label_and_train(tmp_path):
         (["--objective", "other"], "must be rollouts or counterfactual"),
     ):
         with pytest.raises(ValueError, match=message):
-            call("train", ["--task", "summary", "--output-dir", str(tmp_path / "new"), *wrong])
+            call(["--task", "summary", "--output-dir", str(tmp_path / "new"), *wrong])
