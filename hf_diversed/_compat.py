@@ -4,6 +4,7 @@
 """
 
 import copy
+import functools
 import inspect
 import re
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 import transformers
 from packaging.version import Version
 from torch import nn
+from torch.nn.modules import module as _module
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.distributed.fsdp import is_fsdp_managed_module
 from transformers.dynamic_module_utils import TRANSFORMERS_DYNAMIC_MODULE_NAME, _sanitize_module_name
@@ -375,22 +377,35 @@ def _view(module: nn.Module, stack: nn.Module | None = None, count: int | None =
 
 # Those of models and of quantized layers.
 _LIBRARIES = {"torch", "transformers", "peft", "accelerate"}
-_LIBRARIES |= {"bitsandbytes", "torchao", "compressed_tensors", "gptqmodel", "hqq", "optimum"}
+_LIBRARIES |= {"bitsandbytes", "torchao", "compressed_tensors", "gptqmodel", "hqq", "liger_kernel", "optimum"}
 
 
 def is_library_code(thing: object) -> bool:
-    """Whether an object runs no code of the user, which may keep tensors of the loop or change what it reads.
+    """Whether an object runs no code of the user, which may keep tensors, change what it reads or index rows.
 
-    Its class is from a known library, and so are a model's modules, hooks and replaced forwards.
+    Its class is from a known library, and so are a model's modules, their forwards, and hooks, also global ones.
     """
     if isinstance(thing, lp.PrefixConstrainedLogitsProcessor):  # calls a function of the user
         return False
     parts: list[Any] = [type(thing)]
-    for module in thing.modules() if isinstance(thing, nn.Module) else ():
-        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), vars(module).get("forward")]
-        parts += [type(module), *(getattr(hook, "func", hook) for hook in hooks if hook is not None)]
-    roots = {(getattr(part, "__module__", None) or type(part).__module__).partition(".")[0] for part in parts}
-    return roots <= {*_LIBRARIES, __package__}
+    if isinstance(thing, nn.Module):
+        parts += [*_module._global_forward_pre_hooks.values(), *_module._global_forward_hooks.values()]
+        for module in thing.modules():
+            parts += [type(module), type(module).forward]
+            parts += [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+            # A replaced forward, and those that accelerate leaves.
+            parts += [part for name in ("forward", "_old_forward") if (part := vars(module).get(name)) is not None]
+            if (hook := vars(module).get("_hf_hook")) is not None:
+                parts += [hook, *getattr(hook, "hooks", ())]
+    return all(map(_is_of_library, {id(part): part for part in parts}.values()))
+
+
+def _is_of_library(part: Any) -> bool:
+    """Whether a class, function or callable object is defined in a known library, and so is a function in it."""
+    part = part.func if isinstance(part, functools.partial) else part
+    # `functools.wraps` copies `__module__` to a wrapper that is defined elsewhere.
+    names = [getattr(part, "__module__", None) or "", getattr(part, "__globals__", {}).get("__name__")]
+    return {name.partition(".")[0] for name in names if name is not None} <= {*_LIBRARIES, __package__}
 
 
 def recording_view(model: PreTrainedModel) -> PreTrainedModel:

@@ -123,7 +123,7 @@ class StaticModel(RaggedModel):
         if self.keep_hidden:
             # In its first forward pass with hidden states, transformers installs a recorder under a lock, which
             # compiled code cannot acquire.
-            first = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+            first = torch.zeros(len(self._positions), 1, dtype=torch.long, device=self.device)
             self.model(input_ids=first, output_hidden_states=True, use_cache=False)
         del self._cache  # the buffers hold its keys and values
 

@@ -51,6 +51,7 @@ class RaggedModel:
         keep_hidden: also return the last hidden states.
         max_id: highest id that the model can embed. Higher ids are replaced by it: they only exist where the target's
             embedding has more padding than the draft model's.
+        keep_rows: every forward contains all rows in their order, because code in the model may index rows.
     """
 
     spare_columns = 0  # columns of the cache after those of the rows
@@ -63,8 +64,10 @@ class RaggedModel:
         position_ids: torch.Tensor,
         keep_hidden: bool,
         max_id: int | None = None,
+        keep_rows: bool = False,
     ):
         self._rows = rows
+        self._keep_rows = keep_rows
         self.model = _compat.recording_view(model) if keep_hidden else model
         self.device = _compat.device(model) or position_ids.device
         self._dtype = model.dtype  # device and dtype are properties that iterate over all parameters
@@ -81,11 +84,11 @@ class RaggedModel:
         real = None if self._prompt_mask is None else self._prompt_mask.bool()
         self._cache = RaggedCache(_compat.num_layers(model), limit, real, _compat.mask_windows(model), states)
         # With a rotary limit, the highest position of a forward determines how it rotates all keys.
-        self._may_join = not states and _compat.rotary_limit(model) is None
+        self._may_join = not (keep_rows or states) and _compat.rotary_limit(model) is None
         self._logits_to_keep = _compat.logits_to_keep(model)
 
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
-        """Fill the cache with prompt ids (long `[B, N]`, N may be 0). Equal prompts are processed once.
+        """Fill the cache with prompt ids (long `[B, N]`, N may be 0). Without `keep_rows`, equal prompts share a row.
 
         Columns in which rows have only padding are skipped where that saves `_MIN_SKIPPED_PADDING` tokens. The model
         expands the 2D mask itself, except where `_needs_4d_mask`.
@@ -93,7 +96,10 @@ class RaggedModel:
         length = input_ids.shape[1]
         input_ids, positions, prompt_mask = input_ids.to(self.device), self._positions, self._prompt_mask
         compared = [input_ids, positions[:, :length], *([] if prompt_mask is None else [prompt_mask])]
-        firsts, group_of_row = group_equal_rows(torch.cat(compared, dim=1).tolist() if len(positions) > 1 else [[]])
+        if self._keep_rows or len(positions) == 1:
+            firsts = group_of_row = list(range(len(positions)))
+        else:
+            firsts, group_of_row = group_equal_rows(torch.cat(compared, dim=1).tolist())
         starts = self._first_columns(length)
         chosen = sorted(firsts, key=starts.__getitem__)
         joins = plan_joins([starts[row] for row in chosen], length)

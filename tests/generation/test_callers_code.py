@@ -1,15 +1,20 @@
 """Models, processors, criteria and verifiers of callers are treated as in plain `generate`."""
 
+import contextlib
 import copy
+import functools
 from functools import partial
 
 import pytest
 import torch
 import transformers as tf
+from accelerate.hooks import ModelHook, SequentialHook, add_hook_to_module
+from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils.parametrizations import weight_norm
 from transformers import LogitsProcessor, LogitsProcessorList, MaxLengthCriteria, StoppingCriteria
 
 from hf_diversed import LosslessVerifier, PhaseVerifier, StaticEnsembleVerifier, diversed_decoding
+from hf_diversed.generation import ragged_model
 from hf_diversed.sampling import RandomSource
 from tests.tiny import BOS, EOS, PAD, VOCAB_SIZE, ragged_batch, sharpen, tiny_draft, tiny_head
 
@@ -44,6 +49,72 @@ def test_parametrized_layers(pair):
     call = {**ragged_batch(), **GREEDY, "assistant_model": pair[1]}
     ours = target.generate(**call, diversed_head=tiny_head(), diversed_strictness=1.0)
     assert torch.equal(ours, target.generate(**ragged_batch(), **GREEDY))
+
+
+def install_hook(model, hook, monkeypatch):
+    return model.model.layers[0].mlp.register_forward_hook(hook)
+
+
+def install_global_hook(model, hook, monkeypatch):
+    layer = model.model.layers[0].mlp
+    return register_module_forward_hook(lambda module, args, out: hook(module, args, out) if module is layer else None)
+
+
+def replace_forward_of_class(model, hook, monkeypatch):
+    plain = tf.models.llama.modeling_llama.LlamaMLP.forward
+
+    @functools.wraps(plain)
+    def forward(self, x):
+        return hook(self, (x,), plain(self, x))
+
+    monkeypatch.setattr(tf.models.llama.modeling_llama.LlamaMLP, "forward", forward)
+    return contextlib.nullcontext()
+
+
+class RowHook(ModelHook):
+    def __init__(self, hook):
+        self.hook = hook
+
+    def post_forward(self, module, output):
+        return self.hook(module, (), output)
+
+
+def install_hook_of_accelerate(model, hook, monkeypatch):
+    add_hook_to_module(model.model.layers[0].mlp, SequentialHook(RowHook(hook)))
+    return contextlib.nullcontext()
+
+
+INSTALLERS = [install_hook, install_global_hook, replace_forward_of_class, install_hook_of_accelerate]
+
+
+@pytest.mark.parametrize("is_draft", [False, True])
+@pytest.mark.parametrize("install", INSTALLERS)
+@pytest.mark.parametrize("batch_size", [3, 4])
+def test_code_in_models_that_indexes_rows(pair, install, is_draft, batch_size, monkeypatch):
+    """Catches equal prompts that share a row, rows that join later, and rows that are removed or added as padding."""
+    monkeypatch.setattr(ragged_model, "_MIN_SKIPPED_PADDING", 1)
+    target, draft = map(copy.deepcopy, pair)
+    steering = 3.0 * torch.randn(batch_size, 1, 32, generator=torch.Generator().manual_seed(0))
+    sizes = set()
+
+    def steer(module, args, output):
+        sizes.add(len(output))
+        return output + steering
+
+    ids = ragged_batch(1)["input_ids"].repeat(batch_size, 1)
+    mask = torch.ones_like(ids)
+    mask[-1, :4] = 0
+    call = {"input_ids": ids, "attention_mask": mask, **GREEDY, "disable_compile": True}
+    with install(draft if is_draft else target, steer, monkeypatch):
+        text = target.generate(**call)[:, ids.shape[1] :]
+        call["eos_token_id"] = text[0, 2:4].tolist()
+        expected = target.generate(**call)
+        options = {"cache_implementation": "static", "return_dict_in_generate": True}
+        out = target.generate(**call, **options, assistant_model=draft, verifier="lossless")
+    assert torch.equal(out.sequences, expected)
+    assert sizes == {batch_size}
+    assert len(expected[:, ids.shape[1] :].ne(PAD).sum(dim=1).unique()) > 1  # rows end at different lengths
+    assert out.stats.engine == ("static" if batch_size == 4 and install is not install_hook_of_accelerate else "eager")
 
 
 class NothingAfterEos(LogitsProcessor):
