@@ -27,6 +27,7 @@ _NAMES = re.compile(
     r"|_attn_implementation.*|id2label|label2id|problem_type|chunk_size_feed_forward|initializer_range)$"
 )
 _DIGESTS: WeakKeyDictionary[torch.nn.Module, tuple[Any, str]] = WeakKeyDictionary()
+_WEIGHTS: WeakKeyDictionary[torch.nn.Module, tuple[Any, str | None]] = WeakKeyDictionary()  # by first submodule
 # Options and settings whose text is recorded. For others only flags and numbers are, because text may be private.
 _TEXT = """
 backend baseline batch_sizes choices choose config data data_file device divergence draft draft_config dtype engine
@@ -91,6 +92,38 @@ def module_digest(module: torch.nn.Module) -> str:
     return f"{type(module).__name__}:{digest.hexdigest()[:16]}"
 
 
+def weights_digest(model: torch.nn.Module) -> str | None:
+    """Return the dtype, the class name and a digest of a sample of the weights: "float32 LlamaForCausalLM:0123...".
+
+    It covers the name, shape and up to 16 evenly spaced values of each parameter and persistent buffer. Unlike
+    `model_digest`, it does not depend on the configuration, whose fields differ between versions of transformers.
+    None if tensors are on the meta device, as offloaded ones are.
+    """
+    tensors = {
+        name: part
+        for prefix, module in model.named_modules()
+        for own, tensor in {**module._parameters, **module._buffers}.items()
+        if own not in module._non_persistent_buffers_set
+        for name, part in _plain_tensors(f"{prefix}.{own}", tensor).items()
+    }
+    if not tensors or any(tensor.device.type == "meta" for tensor in tensors.values()):
+        return None
+    digest = hashlib.sha256()
+    _add_weights(digest, tensors)
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return f"{dtype} {type(model).__name__}:{digest.hexdigest()[:16]}"
+
+
+def cached_weights_digest(model: torch.nn.Module) -> str | None:
+    """Return `weights_digest`, computed once per model and its shallow copies, until its first parameter changes."""
+    first = next(model.parameters())
+    key = first.data_ptr(), first.is_inference() or first._version
+    submodule = next(model.children(), model)
+    if (cached := _WEIGHTS.get(submodule)) is None or cached[0] != key:
+        cached = _WEIGHTS[submodule] = key, weights_digest(model)
+    return cached[1]
+
+
 def model_digest(model: torch.nn.Module) -> str:
     """Return a digest of a model's configuration and a sample of its weights, cheap enough for every call.
 
@@ -130,6 +163,12 @@ def _plain_tensors(name: str, value: torch.Tensor | None) -> dict[str, torch.Ten
 
 def _digest_of(model: Any, tensors: Mapping[str, torch.Tensor], adapters: str) -> str:
     digest = hashlib.sha256(json.dumps([_computing(model.config.to_dict()), adapters], default=str).encode())
+    _add_weights(digest, tensors)
+    return digest.hexdigest()[:16]
+
+
+def _add_weights(digest: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Update a hash with the names, shapes, dtypes and a sample of the values of tensors."""
     samples = []
     for name, value in sorted(tensors.items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
@@ -139,7 +178,6 @@ def _digest_of(model: Any, tensors: Mapping[str, torch.Tensor], adapters: str) -
             samples.append(value.detach().reshape(-1)[indices].view(torch.uint8))
     if samples:  # a single transfer
         digest.update(torch.cat([sample.to(samples[0].device) for sample in samples]).cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _computing(config: Any) -> Any:

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_diversed import _compat
+from hf_diversed.provenance import weights_digest
 
 
 logger = _compat.get_logger(__name__)
@@ -95,8 +96,10 @@ _RULES: dict[str, Rule] = {
     ),
     "base_model_name_or_path": _TEXT,
     "base_model_revision": _TEXT,
+    "base_model_digest": _TEXT,
     "assistant_model_name_or_path": _TEXT,
     "assistant_model_revision": _TEXT,
+    "assistant_model_digest": _TEXT,
     "vocab_size": _integer(2**24, optional=True),
     "dtype": (
         f"one of {', '.join(_DTYPES)}, or None",
@@ -134,6 +137,8 @@ class DiversedHeadConfig(PreTrainedConfig):
         training_temperature: temperature of the rollouts, 0 for greedy; None if unknown.
         base_model_name_or_path, base_model_revision: the target model. assistant_model_name_or_path,
             assistant_model_revision: the draft model; "prompt lookup" without a draft model.
+        base_model_digest, assistant_model_digest: `weights_digest` of the models in training, with which calls compare
+            their own; None if unknown.
         vocab_size: of the target model; None if unknown.
         strictness: used when a call passes no `diversed_strictness`, 0 to 1; 0.5 is the head as trained.
         calibration: result of `hf-diversed calibrate`, which also sets `strictness`: that strictness, the bound on its
@@ -163,8 +168,10 @@ class DiversedHeadConfig(PreTrainedConfig):
     training_temperature: float | None = None
     base_model_name_or_path: str | None = None
     base_model_revision: str | None = None
+    base_model_digest: str | None = None
     assistant_model_name_or_path: str | None = None
     assistant_model_revision: str | None = None
+    assistant_model_digest: str | None = None
     vocab_size: int | None = None
     strictness: float = 0.5
     calibration: dict[str, Any] | None = None
@@ -191,15 +198,21 @@ class DiversedHeadConfig(PreTrainedConfig):
 
     @classmethod
     def for_pair(cls, target: PreTrainedModel, draft: PreTrainedModel | None, **kwargs) -> "DiversedHeadConfig":
-        """Return a configuration with the hidden sizes, vocabulary size and names of a pair; `kwargs` set the rest.
+        """Return a configuration with sizes, names and digests of a pair; `kwargs` set the rest.
 
         Args:
             draft: the draft model; None for prompt lookup.
         """
-        about_pair = {
+        draft_width = cls.draft_hidden_size if draft is None else _compat.hidden_width(draft)
+        return cls(_compat.hidden_width(target), draft_width, **(cls.about_pair(target, draft) | kwargs))
+
+    @staticmethod
+    def about_pair(target: PreTrainedModel, draft: PreTrainedModel | None) -> dict[str, Any]:
+        """Return the settings that identify a pair: vocabulary size, names and digests."""
+        return {
             "vocab_size": _compat.vocab_size(target),
             "base_model_name_or_path": _compat.model_name(target) or None,
+            "base_model_digest": weights_digest(_compat.base_model(target)),
             "assistant_model_name_or_path": LOOKED_UP if draft is None else _compat.model_name(draft) or None,
+            "assistant_model_digest": None if draft is None else weights_digest(_compat.base_model(draft)),
         }
-        draft_width = cls.draft_hidden_size if draft is None else _compat.hidden_width(draft)
-        return cls(_compat.hidden_width(target), draft_width, **(about_pair | kwargs))

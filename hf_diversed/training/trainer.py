@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerContro
 from transformers.trainer_utils import HubStrategy, IntervalStrategy
 
 from hf_diversed import _compat
-from hf_diversed.head import DiversedHead
+from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.provenance import model_digest, provenance, recorded_settings
 from hf_diversed.running.pair import Pair
 from hf_diversed.running.sampling import Sampling
@@ -120,6 +120,7 @@ class DiversedTrainer(AtomicCheckpoints):
         head = head or fresh_head(target, draft, args)
         head.config.task = task or head.config.task
         head.config.strictness, head.config.calibration = AS_TRAINED, None  # valid for the earlier weights only
+        head.config.update(DiversedHeadConfig.about_pair(target, draft))
         args.set_head_defaults(head.needs_token)
         settings = Sampling(
             temperature=args.temperature,

@@ -12,11 +12,13 @@ from hf_diversed.features import (
     lookahead_features,
     vocabulary_features,
 )
+from hf_diversed.provenance import cached_weights_digest
 from hf_diversed.verifiers.learned import AcceptanceModel, MixtureScore, TokenScore
 from hf_diversed.verifiers.mixture import MixtureVerifier, Values, Weights, check_row_values, per_row, per_row_values
 
 
 AS_TRAINED = 0.5  # strictness
+_NO_DRAFT = ((None, None), ("prompt lookup", None))  # name and digest of the draft model in training
 
 
 @runtime_checkable
@@ -129,10 +131,10 @@ class DiversedVerifier(MixtureVerifier):
             ("draft", self.needs_hidden_states is True, config.draft_hidden_size, context.draft_hidden_size),
         ):
             if needed and expected != found:
+                own = _named(_trained_with(config, role)[0])
                 raise ValueError(
                     f"the head was trained for a {role} model of hidden size {expected}, got {found}; "
-                    f"use the {role} model it was trained with ({config.base_model_name_or_path} / "
-                    f"{config.assistant_model_name_or_path}) or train a head for this pair."
+                    f"use the {role} model it was trained with{own} or train a head for this pair."
                 )
         if config.vocab_size not in (None, context.vocab_size):
             raise ValueError(
@@ -150,16 +152,25 @@ class DiversedVerifier(MixtureVerifier):
 
     def remarks(self, context: DecodingContext) -> list[str]:
         config = self.head.config
-        uses = (
-            ("target", config.base_model_name_or_path, context.target_name),
-            ("draft", config.assistant_model_name_or_path, context.draft_name),
-            ("temperature", config.training_temperature, context.temperature),
-        )
-        return [
-            f"this head was trained for {role} {expected}, but is used with {found}."
-            for role, expected, found in uses
-            if expected not in (None, "") and found not in (None, "") and expected != found
+        found = [
+            *_remark_on_model(config, "target", context.target_name, context.target),
+            *_remark_on_model(config, "draft", context.draft_name, context.draft),
         ]
+        draft = _trained_with(config, "draft")
+        if context.draft_hidden_size is None and context.target is not None and draft not in _NO_DRAFT:
+            found.append(
+                f"this head was trained with a draft model{_named(draft[0])}, but this call uses prompt lookup: pass "
+                "the draft model, or measure the quality."
+            )
+        trained_at, temperature = config.training_temperature, context.temperature
+        if trained_at is not None and temperature is not None and trained_at != temperature:
+            used = f"at temperature {temperature:g}" if temperature else "greedily (do_sample=False)"
+            advice = f"do_sample=True, temperature={trained_at:g}" if trained_at else "do_sample=False"
+            found.append(
+                f"this head was trained at temperature {trained_at:g}, but this call decodes {used}: pass {advice}, "
+                "or measure the quality at this setting."
+            )
+        return found
 
     def row_values(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
         values = super().row_values(batch_size, device)
@@ -221,6 +232,39 @@ class DiversedVerifier(MixtureVerifier):
             assert target.hidden is not None
             inputs["target_after"] = target.hidden[:, 1:]
         return inputs, tv
+
+
+def _trained_with(config: Any, role: str) -> tuple[str | None, str | None]:
+    """Return name and digest of the target or draft model that a head was trained with."""
+    kind = "base_model" if role == "target" else "assistant_model"
+    return getattr(config, f"{kind}_name_or_path") or None, getattr(config, f"{kind}_digest", None)
+
+
+def _remark_on_model(config: Any, role: str, name: str, model: torch.nn.Module | None) -> list[str]:
+    """Return a warning if a model is not the one that the head was trained with, or if the head does not record it.
+
+    Digests are compared if both models have the same dtype, else names.
+    """
+    expected, digest = _trained_with(config, role)
+    found = None if digest is None or model is None else cached_weights_digest(model)
+    if digest is not None and found is not None and digest.split(" ")[0] == found.split(" ")[0]:
+        if digest == found:
+            return []
+        difference = f"this one{_named(name)} has digest {found} instead of {digest}"
+    elif expected is not None and name and expected != name:
+        difference = f"this one is {name}"
+    elif expected is None and digest is None and model is not None:
+        return [f"this head does not record the {role} model it was trained with; it works only with that model."]
+    else:
+        return []
+    return [
+        f"this head was trained with another {role} model{_named(expected)}: {difference}. Train a head for this "
+        "pair, or measure the quality."
+    ]
+
+
+def _named(name: str | None) -> str:
+    return f" ({name})" if name else ""
 
 
 def apply_strictness(weight: torch.Tensor, strictness: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """The learned verifier: its strictness, its bound on bias, the inputs of the head, and its errors."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
+from hf_diversed.provenance import weights_digest
 from hf_diversed.verifiers import DiversedVerifier, LosslessVerifier, PhaseVerifier
 from hf_diversed.verifiers.diversed import apply_strictness
 from hf_diversed.verifiers.mixture import cap_bias
@@ -106,8 +108,14 @@ def test_distribution_head_needs_no_hidden_states():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"target_hidden_size": 99}, r"a target model of hidden size 4, got 99; .*org/big / org/small"),
-        ({"draft_hidden_size": 98}, r"a draft model of hidden size 3, got 98; .*org/big / org/small"),
+        (
+            {"target_hidden_size": 99},
+            r"a target model of hidden size 4, got 99; use the target model it was trained with \(org/big\) or",
+        ),
+        (
+            {"draft_hidden_size": 98},
+            r"a draft model of hidden size 3, got 98; use the draft model it was trained with \(org/small\) or",
+        ),
         ({"batch_size": 3, "num_prompts": 3}, r"diversed_strictness must be one value or one per prompt \(3\), got 2"),
     ],
 )
@@ -137,9 +145,21 @@ def test_refuses_values_out_of_range(arguments: dict, message: str):
 @pytest.mark.parametrize(
     ("made_for", "message"),
     [
-        ({"base_model_name_or_path": "org/other-target"}, "target org/other-target, but is used with org/target"),
-        ({"assistant_model_name_or_path": "org/other-draft"}, "draft org/other-draft, but is used with org/draft"),
-        ({"training_temperature": 0.9}, "temperature 0.9, but is used with 0.0"),
+        (
+            {"base_model_name_or_path": "org/other-target"},
+            "this head was trained with another target model (org/other-target): this one is org/target. Train a head "
+            "for this pair, or measure the quality.",
+        ),
+        (
+            {"assistant_model_name_or_path": "org/other-draft"},
+            "this head was trained with another draft model (org/other-draft): this one is org/draft. Train a head "
+            "for this pair, or measure the quality.",
+        ),
+        (
+            {"training_temperature": 0.9},
+            "this head was trained at temperature 0.9, but this call decodes greedily (do_sample=False): pass "
+            "do_sample=True, temperature=0.9, or measure the quality at this setting.",
+        ),
     ],
 )
 def test_another_use_is_warned_of(made_for: dict, message: str):
@@ -147,6 +167,54 @@ def test_another_use_is_warned_of(made_for: dict, message: str):
     own = {"base_model_name_or_path": "org/target", "assistant_model_name_or_path": "org/draft"}
     verifier = DiversedVerifier(head_for(**{**own, "training_temperature": 0.0, **made_for}))
     for each in (verifier, PhaseVerifier(verifier, begin=1, end=2)):
-        assert each.remarks(CONTEXT) == [f"this head was trained for {message}."]
+        assert each.remarks(CONTEXT) == [message]
     unnamed = replace(CONTEXT, target_name="", draft_name="", temperature=made_for.get("training_temperature", 0.0))
     assert LosslessVerifier().remarks(CONTEXT) == verifier.remarks(unnamed) == []
+
+
+def small(seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4))
+
+
+def test_other_weights_are_warned_of():
+    """Catches a random or swapped model of the same size and name, and a warning about the models of the training."""
+    target, draft = small(0), small(1)
+    own = {"base_model_digest": weights_digest(target), "assistant_model_digest": weights_digest(draft)}
+    verifier, context = DiversedVerifier(head_for(**own)), replace(CONTEXT, target=target, draft=draft)
+    assert verifier.remarks(context) == []
+    for role in ("target", "draft"):
+        (remark,) = verifier.remarks(replace(context, **{role: small(2)}))
+        digests = (
+            f"has digest {weights_digest(small(2))} instead of {weights_digest({'target': target}.get(role, draft))}"
+        )
+        assert f"trained with another {role} model: this one (org/{role}) {digests}. Train a head" in remark
+    assert len(verifier.remarks(replace(context, target=draft, draft=target))) == 2
+    with torch.no_grad():
+        draft[0].weight.mul_(2.0)
+    assert len(verifier.remarks(context)) == 1
+    renamed = DiversedVerifier(head_for(**own, base_model_name_or_path="/data/copy/target"))
+    assert renamed.remarks(replace(context, draft=small(1))) == []
+    half = replace(context, target=copy.deepcopy(target).to(torch.bfloat16), draft=small(1))
+    assert verifier.remarks(half) == []  # digests of other dtypes cannot be compared
+
+
+def test_a_head_without_a_pair_is_warned_of():
+    """Catches a head that runs with any pair because it records none."""
+    context = replace(CONTEXT, target=small(0), draft=small(1))
+    remarks = DiversedVerifier(head_for()).remarks(context)
+    assert [f"does not record the {role} model" in remark for role, remark in zip(("target", "draft"), remarks)] == [
+        True,
+        True,
+    ]
+    with pytest.raises(ValueError) as raised:
+        DiversedVerifier(head_for()).check(replace(context, target_hidden_size=99))
+    assert "None" not in str(raised.value)
+
+
+def test_a_draft_model_replaced_by_prompt_lookup_is_warned_of():
+    context = replace(CONTEXT, target=small(0), draft=None, draft_hidden_size=None, draft_name="")
+    found = {"features": "distribution", "base_model_digest": weights_digest(small(0))}
+    (remark,) = DiversedVerifier(head_for(**found, assistant_model_name_or_path="org/draft")).remarks(context)
+    assert "was trained with a draft model (org/draft), but this call uses prompt lookup" in remark
+    assert DiversedVerifier(head_for(**found, assistant_model_name_or_path="prompt lookup")).remarks(context) == []
