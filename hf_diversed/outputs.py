@@ -82,6 +82,13 @@ class SpeculativeStats:
     engine_reason: str = ""
     compile: CompileStats = field(default_factory=CompileStats)
 
+    def __str__(self) -> str:
+        """Return tokens, rounds and accepted draft tokens in one line; `repr` returns all counters."""
+        accepted = f"{self.num_accepted} of {self.num_drafted}"
+        if self.num_drafted:
+            accepted += f" ({self.acceptance_rate:.1%})"
+        return f"tokens: {self.num_emitted}, rounds: {self.num_rounds}, accepted draft tokens: {accepted}"
+
     @property
     def acceptance_rate(self) -> float:
         """Accepted / drafted, as DIVERSED and vLLM count it; falls with the draft length. NaN without draft tokens."""

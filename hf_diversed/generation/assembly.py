@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from hf_diversed import _compat
+from hf_diversed.engines.buffers import size_for
 from hf_diversed.engines.compiling import Compiler, how_to_compile, warn_once, why_untraceable
 from hf_diversed.engines.static import StaticEngine
 from hf_diversed.engines.static_model import StaticModel
@@ -46,13 +47,19 @@ class Parts:
     processor: BlockProcessor
     random_source: RandomSource | None
 
+    @cached_property
+    def keep_rows(self) -> bool:
+        """Whether models process all rows in their order, because code of the user in them may index rows."""
+        models = [each for each in (self.request.model, self.draft) if each is not None]
+        return not all(map(_compat.is_library_code, models))
+
+    @cached_property
     def only_library_code(self) -> bool:
         """Whether no user code receives tensors of the loop."""
         request = self.request
-        models = [_compat.base_model(each) for each in (request.model, self.draft) if each is not None]
-        used = [*models, *self.verifier.components(), *request.processors, *request.criteria]
+        used = [*self.verifier.components(), *request.processors, *request.criteria]
         used += [each for each in (self.random_source, request.streamer) if each is not None]
-        return all(map(_compat.is_library_code, used))
+        return not self.keep_rows and all(map(_compat.is_library_code, used))
 
     def engine(self) -> Engine:
         """Return the static engine if it is requested and supports the call, else the eager one."""
@@ -64,11 +71,14 @@ class Parts:
             reason = StaticEngine.cannot_serve(model, self.draft, self.rows)
             if limit is not None:
                 reason = "the target's rotary frequencies change at a length that the call can reach"
+            if self.keep_rows and size_for(len(self.rows.ids)) != len(self.rows.ids):
+                rows = len(self.rows.ids)
+                reason = f"a model contains user code, which may index rows, and {rows} rows would be padded"
             if reason is None:
                 compile_config = how_to_compile(request.config, model.device)
                 reason = None if compile_config is None else why_untraceable(model, self.draft)
             if reason is None:
-                check_every_run = not self.only_library_code() or streams_records
+                check_every_run = not self.only_library_code or streams_records
                 compiler = Compiler(compile_config, _compat.base_model(model), check_every_run)
             else:
                 warn_once(model, f'cache_implementation="static" has no effect: {reason}.')
@@ -77,6 +87,7 @@ class Parts:
             rows=self.rows,
             prompt_mask=mask,
             position_ids=positions,
+            keep_rows=self.keep_rows,
         )
         hidden, wants = self.verifier.needs_hidden_states, wanted_results(request)
         target = runner(model, keep_hidden=bool(hidden))

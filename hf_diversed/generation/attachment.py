@@ -14,7 +14,7 @@ from hf_diversed import _compat
 from hf_diversed.generation import checks
 from hf_diversed.generation.options import HEAD_SETTINGS, Options
 from hf_diversed.generation.patching import install_hook
-from hf_diversed.generation.request import Attached, resolve_verifier
+from hf_diversed.generation.request import Attached, check_method, resolve_verifier
 from hf_diversed.head import DiversedHead
 from hf_diversed.verifiers import Verifier
 
@@ -121,6 +121,7 @@ def attach(
         raise ValueError("attach needs exactly one of diversed_head= and verifier=.")
     for candidate, role in ((model, "target"), (assistant_model, "draft")):
         checks.check_model(candidate, role)
+    check_method(diversed_head, None)
     if verifier is not None:
         resolve_verifier(None, verifier, **options.head_settings())
     install_hook()

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTr
 
 from hf_diversed import _compat
 from hf_diversed.blocks import DecodingContext
-from hf_diversed.generation.request import Request
+from hf_diversed.generation.request import Request, check_method
 from hf_diversed.verifiers.base import Verifier
 
 
@@ -48,6 +48,11 @@ def check_models(
         check_tokenizers(model, draft, tokenizer, assistant_tokenizer)
 
 
+def is_count(value: object) -> bool:
+    """Return whether a value is an integer >= 1 and not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
 def check_request(request: Request) -> None:
     """Raise ValueError or TypeError for models, inputs and settings of a call that are not supported.
 
@@ -72,9 +77,9 @@ def check_request(request: Request) -> None:
         raise ValueError(f"streamers require batch size 1, got {batch_size}, because rows have different lengths.")
     if request.output_token_records and not config.return_dict_in_generate:
         raise ValueError("output_token_records=True needs return_dict_in_generate=True to return them.")
-    if not isinstance(request.verifier, Verifier):
-        given = type(request.verifier).__name__
-        raise TypeError(f"verifier must be a Verifier, got {given}; see hf_diversed.VERIFIERS.")
+    check_method(None, request.verifier)
+    if request.verifier is None:
+        raise TypeError("diversed_decoding needs verifier=; see hf_diversed.VERIFIERS.")
     warn_of_no_effect(config, draft)
 
 
@@ -168,7 +173,16 @@ def check_rows(model: PreTrainedModel, role: str, batch_size: int) -> None:
 
 
 def check_shapes(input_ids: torch.Tensor, model_kwargs: dict) -> None:
-    """Raise ValueError for empty prompts, masks and positions of another shape, and positions that differ per axis."""
+    """Raise ValueError for empty prompts, masks and positions of another shape, and positions that differ per axis.
+
+    Raise TypeError for inputs that are not tensors.
+    """
+    for name, value in {"input_ids": input_ids, **model_kwargs}.items():
+        if name in ("input_ids", "attention_mask", "position_ids") and not isinstance(value, torch.Tensor | None):
+            raise TypeError(
+                f"{name} must be a tensor, got {type(value).__name__}; call the tokenizer with "
+                'return_tensors="pt" and pass **inputs to generate.'
+            )
     expected = tuple(input_ids.shape)
     if input_ids.ndim != 2 or 0 in expected:
         raise ValueError(f"input_ids must be [batch, length] with at least one row and one id, got {list(expected)}.")
@@ -237,13 +251,27 @@ def check_drafts(model: PreTrainedModel, draft: PreTrainedModel | None, config: 
         raise ValueError(f"{' and '.join(sources)} are two sources of draft tokens; pass only one.")
     for name in (*named, "max_matching_ngram_size", "prefill_chunk_size"):
         value = getattr(config, name)
-        if value is not None and (not isinstance(value, int) or value < 1):
+        if value is not None and not is_count(value):
             raise ValueError(f"{name} must be an integer >= 1, got {value!r}.")
     exit_layer, layers = config.assistant_early_exit, _compat.num_layers(model)
     if exit_layer is not None and exit_layer >= layers:
         raise ValueError(
             f"assistant_early_exit must be below the model's {layers} layers, got {exit_layer}: with all layers, "
             "the draft model would be the target."
+        )
+
+
+def check_return_sequences(count: int | None, named: dict[str, int | None]) -> None:
+    """Raise ValueError for several sequences per prompt without a draft model, which upstream refuses.
+
+    Args:
+        named: prompt lookup and early exit with their values, None if unset.
+    """
+    used = [name for name, value in named.items() if value is not None]
+    if used and (count or 1) > 1:
+        raise ValueError(
+            f"num_return_sequences must be 1 with {used[0]}, got {count}: repeat the prompts in the batch instead, or "
+            "pass an assistant_model."
         )
 
 

@@ -13,7 +13,7 @@ from hf_diversed.generation.attachment import attached_to
 from hf_diversed.generation.options import Options
 from hf_diversed.generation.planning import diversed_decoding
 from hf_diversed.generation.processing import stop_criterion
-from hf_diversed.generation.request import Arguments, Attached
+from hf_diversed.generation.request import DRAFT_MODES, Arguments, Attached
 
 
 def dispatch(original, stock: inspect.Signature, model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]):
@@ -84,6 +84,8 @@ def _refuse_modes_of_upstream(arguments: Arguments) -> None:
     checks.check_cache_implementation(arguments.setting("cache_implementation"))
     if arguments.setting("assistant_early_exit") is not None:
         checks.check_early_exit(model)
+    sources = {name: arguments.setting(name) for name in DRAFT_MODES}
+    checks.check_return_sequences(arguments.setting("num_return_sequences"), sources)
     inputs = _compat.forward_inputs(model) | checks.TEXT_MARKERS
     given = {name: value for name, value in extra.items() if name in inputs}
     is_user_cache = any(extra.get(name) is not None for name in _compat.CACHE_NAMES)

@@ -29,7 +29,7 @@ from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.generation.schedules import ADAPTIVE, MAX_GAMMA, AdaptiveSchedule, clock_for
 from hf_diversed.outputs import GenerateDiversedOutput
 from hf_diversed.sampling import RandomSource
-from hf_diversed.verifiers.base import Verifier
+from hf_diversed.verifiers.base import Verifier, read_numbers
 
 
 logger = _compat.get_logger(__name__)
@@ -126,7 +126,7 @@ class Plan:
         engine: with rows, verifier, both models and their caches.
         gamma: draft tokens per round, at first if `schedule` chooses their number.
         schedule: None for a constant gamma.
-        may_compact: whether finished rows may be dropped: no processor, criterion or result indexes rows.
+        may_compact: whether finished rows may be dropped: no model, processor, criterion or result indexes rows.
         uses_inference_mode: whether no user code receives tensors of the loop, and nothing is compiled.
     """
 
@@ -170,14 +170,15 @@ def plan(request: Request) -> Plan:
         random_source=_random_source(request),
     )
     engine, stops, wants = parts.engine(), StopTracker(rows, criteria), wanted_results(request)
+    indexes_rows = parts.keep_rows or parts.processor.reads_prefix or stops.criteria
     return Plan(
         engine=engine,
         gamma=gamma,
         schedule=_schedule(request, engine, gamma, max_gamma) if is_adaptive else None,
         stops=stops,
         recorder=Recorder(rows.prompt_length, request.streamer, wants, verifier.strictness_per_row()),
-        may_compact=not (parts.processor.reads_prefix or stops.criteria or wants - {"records"}),
-        uses_inference_mode=parts.only_library_code() and engine.may_use_inference_mode,
+        may_compact=not (indexes_rows or wants - {"records"}),
+        uses_inference_mode=parts.only_library_code and engine.may_use_inference_mode,
     )
 
 
@@ -250,11 +251,12 @@ def row_temperatures(
     """Expand one temperature per prompt to rows, float32 `[B]`; None if `given` is None. Raises ValueError."""
     if given is None:
         return None
-    values = torch.as_tensor(given, dtype=torch.float32).flatten()
-    prompts = len(input_ids) // (config.num_return_sequences or 1)
-    if len(values) != prompts or not (values.isfinite() & (values >= 0.0)).all():
+    numbers, prompts = read_numbers(given), len(input_ids) // (config.num_return_sequences or 1)
+    values = torch.tensor(numbers or [], dtype=torch.float32)
+    if numbers is None or len(values) != prompts or not (values.isfinite() & (values >= 0.0)).all():
         raise ValueError(
-            f"diversed_temperature must be {prompts} finite numbers >= 0, one per prompt (0 is greedy), got {given!r}."
+            f"diversed_temperature must be finite numbers >= 0 (0 is greedy), one per prompt ({prompts}), got "
+            f"{given!r:.200}."
         )
     if not config.do_sample or config.temperature not in (None, 1.0):
         raise ValueError(
@@ -278,6 +280,6 @@ def draft_length(
     of_call = (looked_up, num_assistant_tokens, _compat.explicit_draft_length(config))
     chosen = (*of_call, verifier.num_assistant_tokens, of_draft)
     gamma = next((count for count in chosen if count is not None), DEFAULT_NUM_ASSISTANT_TOKENS)
-    if not isinstance(gamma, int) or gamma < 1:
+    if not checks.is_count(gamma):
         raise ValueError(f"num_assistant_tokens must be an integer >= 1, got {gamma!r}; 3 to 8 suit most pairs.")
     return gamma

@@ -130,6 +130,32 @@ def _first(*values):
     return next((value for value in values if value is not None), None)
 
 
+def check_method(diversed_head: object, verifier: object) -> None:
+    """Raise TypeError unless what is given is a head (or its name) or a verifier. None is not checked."""
+    if isinstance(diversed_head, type):
+        raise TypeError(
+            f"diversed_head must be a head, got the class {diversed_head.__name__}; pass an instance, a folder or a "
+            "Hub id."
+        )
+    if isinstance(diversed_head, Verifier):
+        raise TypeError(
+            f"diversed_head must be a head, got the verifier {type(diversed_head).__name__}; pass it as verifier=."
+        )
+    if isinstance(verifier, Verifier) or verifier is None:
+        return
+    if isinstance(verifier, type):
+        raise TypeError(
+            f"verifier must be an instance, got the class {verifier.__name__}; create one with "
+            f'{verifier.__name__}(...), or pass a name such as "lenience:0.3".'
+        )
+    if getattr(getattr(verifier, "config", None), "model_type", None) == "diversed_head":
+        raise TypeError("verifier must be a Verifier, got a DiversedHead; pass it as diversed_head=.")
+    raise TypeError(
+        f'verifier must be a Verifier or a name such as "lenience:0.3", got {type(verifier).__name__}; see '
+        "hf_diversed.VERIFIERS."
+    )
+
+
 def resolve_verifier(
     diversed_head: "DiversedHead | str | os.PathLike | None",
     verifier: Verifier | str | None,
@@ -144,10 +170,13 @@ def resolve_verifier(
         settings: arguments of `DiversedVerifier`, None for its defaults.
 
     Raises:
+        TypeError: for anything else than a head or a verifier.
         ValueError: for conflicting arguments, unknown names, and settings without a head.
     """
     if diversed_head is not None and verifier is not None:
         raise ValueError("diversed_head= and verifier= are mutually exclusive; pass only one of them.")
+    if not isinstance(verifier, str):
+        check_method(diversed_head, verifier)
     given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if diversed_head is not None:
         if isinstance(diversed_head, (str, os.PathLike)):

@@ -1,6 +1,7 @@
 """Verifiers by name. To add one, add a file here and an entry in `VERIFIERS` and in `tests/verifier_cases.py`."""
 
 import inspect
+import re
 
 from hf_diversed.formatting import did_you_mean
 from hf_diversed.verifiers.base import DistributionVerifier, Verifier
@@ -58,7 +59,14 @@ def build_verifier(spec: str) -> Verifier:
         ValueError: if the name is unknown, or parameters are missing or invalid.
     """
     name, *values = spec.split(":")
+    if name == "diversed":
+        raise ValueError(
+            f"verifier {spec!r} needs a head: pass diversed_head= instead, a DiversedHead, a folder or a Hub id; "
+            "diversed_strictness= sets its strictness."
+        )
     if name not in VERIFIERS:
+        if (written := _in_our_form(spec)) is not None:
+            raise ValueError(f"verifier {spec!r} must be written as {written!r}.")
         raise ValueError(
             f"unknown verifier {name!r}{did_you_mean(name, VERIFIERS)}; known verifiers: {', '.join(VERIFIERS)}."
         )
@@ -77,8 +85,17 @@ def _usage(name: str, has_values: bool) -> str:
         return f"cannot be built from text: build {VERIFIERS[name].__name__} in Python and pass the instance"
     parameters = inspect.signature(VERIFIERS[name]).parameters.values()
     form = "".join(f":{item.name}" if item.default is item.empty else f"[:{item.name}]" for item in parameters)
-    problem = "has wrong parameters; write" if has_values else "needs a value,"
-    return f"{problem} for example {example} (the form is {name}{form})"
+    shown = f" (the form is {name}{form})" if len(parameters) > 1 else ""
+    return f"{'has wrong parameters' if has_values else 'needs a value'}; write for example {example}{shown}"
+
+
+def _in_our_form(spec: str) -> str | None:
+    """Return "lenience:0.3" for "lenience=0.3", "lenience(0.3)" and "lenience(lenience=0.3)"; None for other text."""
+    name, *words = re.findall(r"[\w.+-]+", spec) or [""]
+    if name not in VERIFIERS or name == spec:
+        return None
+    parameters = inspect.signature(VERIFIERS[name]).parameters
+    return ":".join([name, *(word for word in words if word not in parameters)])
 
 
 def _number_or_text(value: str) -> float | str:

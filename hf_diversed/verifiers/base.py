@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Literal
 
 import torch
@@ -253,15 +254,30 @@ def one_hot_best(scores: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(scores, dtype=torch.float32).scatter_(-1, best, 1.0)
 
 
+def read_numbers(given: object) -> list[float] | None:
+    """Return the numbers in a number, tensor, array or (nested) list; None if it contains anything else.
+
+    Booleans are not numbers.
+    """
+    values = given.tolist() if hasattr(given, "tolist") else given
+    if isinstance(values, (list, tuple)):
+        parts = [read_numbers(value) for value in values]
+        return None if None in parts else [number for part in parts if part is not None for number in part]
+    return [values] if isinstance(values, Real) and not isinstance(values, bool) else None  # type: ignore[list-item]
+
+
 def check_range(name: str, value: float, low: float, high: float, advice: str = "") -> float:
     """Return `value` as a float. Raises ValueError, with `advice` at the end, if it is not in [low, high]."""
-    if isinstance(value, str) or not low <= value <= high:  # also true for NaN
-        raise ValueError(f"`{name}` must lie in [{low:g}, {high:g}], got {value!r}. {advice}".rstrip())
-    return float(value)
+    if (
+        (numbers := read_numbers(value)) is None or len(numbers) != 1 or not low <= numbers[0] <= high
+    ):  # NaN is refused
+        raise ValueError(f"`{name}` must lie in [{low:g}, {high:g}], got {value!r:.200}. {advice}".rstrip())
+    return float(numbers[0])
 
 
 def check_count(name: str, value: float, advice: str = "") -> int:
     """Return `value` as an int >= 1, else raise ValueError. Accepts whole floats, as parsed from the command line."""
-    if isinstance(value, str) or not value >= 1 or not float(value).is_integer():
-        raise ValueError(f"`{name}` must be an integer >= 1, got {value!r}. {advice}".rstrip())
-    return int(value)
+    numbers = read_numbers(value)
+    if numbers is None or len(numbers) != 1 or not numbers[0] >= 1 or not float(numbers[0]).is_integer():
+        raise ValueError(f"`{name}` must be an integer >= 1, got {value!r:.200}. {advice}".rstrip())
+    return int(numbers[0])

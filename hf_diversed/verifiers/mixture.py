@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from hf_diversed.blocks import DecodingContext, DraftOutput, TargetOutput, Trace, Verdict
 from hf_diversed.sampling import acceptance, total_variation
-from hf_diversed.verifiers.base import Verifier, check_range, keep_best, target_residual
+from hf_diversed.verifiers.base import Verifier, check_range, keep_best, read_numbers, target_residual
 
 
 Values = float | list[float] | torch.Tensor
@@ -207,8 +207,10 @@ def keep_cheap(
 
 
 def per_row_values(name: str, setting: Values, advice: str, low: float = 0.0, high: float = 1.0) -> list[float]:
-    """Return a setting as a list of values. Raises ValueError if it is empty or has values outside [low, high]."""
-    values = torch.as_tensor(setting, dtype=torch.float64).flatten().tolist()
+    """Return a setting as a list of values. Raises ValueError unless it is numbers in [low, high], at least one."""
+    values = read_numbers(setting)
+    if values is None:
+        raise ValueError(f"`{name}` must be a number or one per row, got {setting!r:.200}. {advice}")
     if not values:
         raise ValueError(f"`{name}` must be one value or one per row, got an empty list. {advice}")
     return [check_range(name, value, low, high, advice) for value in values]

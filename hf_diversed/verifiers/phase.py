@@ -39,7 +39,7 @@ class PhaseVerifier(CompositeVerifier):
         super().__init__(self.inside, self.outside)
         self.needs_input_ids = True
         for name, token in (("begin", begin), ("end", end)):
-            if not isinstance(token, int) or token < 0:
+            if not isinstance(token, int) or isinstance(token, bool) or token < 0:
                 raise ValueError(f"`{name}` must be a token id, got {token!r}; see convert_tokens_to_ids.")
         if begin == end:
             raise ValueError(f"`begin` and `end` must be different tokens, got {begin} for both.")

@@ -213,7 +213,11 @@ REFUSED = [
     refused(looking_up(prompt_lookup_num_tokens=0), "prompt_lookup_num_tokens; >= 1; got 0"),
     refused(looking_up(max_matching_ngram_size=0), "max_matching_ngram_size; >= 1; got 0"),
     refused(looking_up(num_assistant_tokens=5), "=3; =5; pass only the first"),
-    refused(looking_up(num_return_sequences=2, do_sample=True), "num_return_sequences; 1"),
+    refused(
+        looking_up(num_return_sequences=2, do_sample=True),
+        "num_return_sequences must be 1 with prompt_lookup_num_tokens; got 2; repeat the prompts; assistant_model",
+    ),
+    refused(looking_up(prompt_lookup_num_tokens=True), "prompt_lookup_num_tokens; >= 1; got True"),
     refused(
         looking_up(verifier=MISSING, diversed_head=BENCH.head),
         'DiversedVerifier; hidden states; features="distribution"; assistant_model',
@@ -314,7 +318,14 @@ REFUSED = [
     refused(generate(verifier="losless"), "'losless'", *hf_diversed.VERIFIERS),
     refused(generate(verifier="static"), "'static'; weight; needs a value"),
     refused(generate(verifier=0.7), "float; Verifier", error=TypeError),
-    refused(generate(verifier=StaticEnsembleVerifier), "Verifier; type", error=TypeError),
+    refused(
+        generate(verifier=StaticEnsembleVerifier), "instance; the class StaticEnsembleVerifier; (...)", error=TypeError
+    ),
+    refused(generate(verifier=BENCH.head), "DiversedHead; pass it as diversed_head=", error=TypeError),
+    refused(generate(verifier="diversed"), "'diversed'; needs a head; diversed_head="),
+    refused(generate(verifier="lenience=0.3"), "'lenience=0.3'; must be written as 'lenience:0.3'"),
+    refused(with_head(diversed_head=LosslessVerifier()), "LosslessVerifier; pass it as verifier=", error=TypeError),
+    refused(with_head(diversed_head=DiversedHead), "the class DiversedHead; pass an instance", error=TypeError),
     refused(with_head(diversed_head=0.7), "DiversedHead; float; from_pretrained", error=TypeError),
     refused(with_head(diversed_head=BENCH.wide_head), "target; 48; 32; train a head"),
     refused(with_head(diversed_head=tiny.tiny_head(vocab_size=99)), "vocabulary of 99 ids, got 64"),
@@ -334,13 +345,39 @@ REFUSED = [
     ),
     refused(with_head(diversed_strictness=[0.1, 0.5, 0.9]), "diversed_strictness; (2); got 3"),
     *(
+        refused(with_head(**{f"diversed_{name}": value}), f"{name}; must be a number", repr(value))
+        for name, value in (
+            *(("strictness", value) for value in ("0.5", True, {}, ["0.5", 0.5], [0.5, None])),
+            *(("max_ratio", value) for value in ("2", True, [True, 2.0])),
+            ("max_bias", "0.1"),
+            ("bias_budget", False),
+        )
+    ),
+    *(
+        refused(
+            generate(do_sample=True, diversed_temperature=value),
+            "diversed_temperature; finite numbers >= 0",
+            repr(value),
+        )
+        for value in ("1", ["1", "1"], [True, True], [1.0, None])
+    ),
+    *(
+        refused(generate(**{name: [[3, 4], [5, 6]]}), f"{name}; tensor; got list; return_tensors", error=TypeError)
+        for name in ("input_ids", "attention_mask", "position_ids")
+    ),
+    *(
         refused(generate(num_assistant_tokens=value), "num_assistant_tokens; >= 1", f"got {value}")
-        for value in (0, -1, 2.5)
+        for value in (0, -1, 2.5, True)
     ),
     # attach checks what it can at once
     refused(lambda: hf_diversed.attach(t5(), BENCH.draft, BENCH.head), "target; encoder-decoder"),
     refused(lambda: hf_diversed.attach(BENCH.target, t5(), BENCH.head), "draft; encoder-decoder"),
     refused(lambda: hf_diversed.attach(BENCH.target, BENCH.draft), "diversed_head=; verifier="),
+    refused(
+        lambda: hf_diversed.attach(BENCH.target, BENCH.draft, LosslessVerifier()),
+        "pass it as verifier",
+        error=TypeError,
+    ),
     refused(
         lambda: hf_diversed.attach(BENCH.target, BENCH.draft, BENCH.head, verifier=LosslessVerifier()), "exactly one"
     ),

@@ -92,8 +92,11 @@ def test_builds_a_verifier_from_text(spec: str, expected: str):
     ("spec", "message"),
     [
         ("strict", "unknown verifier 'strict' .*; known verifiers: lossless, static, .*, phase"),
-        ("static", "verifier 'static' needs a value, for example static:0.7 "),
-        ("lenience", r"verifier 'lenience' needs a value, for example lenience:0.3 \(the form is lenience:lenience"),
+        ("static", r"verifier 'static' needs a value; write for example static:0.7 \(the form is static:weight"),
+        ("lenience", r"verifier 'lenience' needs a value; write for example lenience:0.3\.$"),
+        ("lenience=0.3", r"'lenience=0.3' must be written as 'lenience:0.3'"),
+        ("lenience(lenience=0.3)", r"must be written as 'lenience:0.3'"),
+        ("static(0.7, 0.1)", r"must be written as 'static:0.7:0.1'"),
         ("lenienc:0.3", r"unknown verifier 'lenienc' \(did you mean lenience\?\)"),
         ("lossless:1", "verifier 'lossless:1' has wrong parameters"),
         ("static:nan", "must lie in"),
@@ -103,7 +106,7 @@ def test_builds_a_verifier_from_text(spec: str, expected: str):
         ("static:2", r"`weight` must lie in \[0, 1\], got 2.0"),
         ("phase:static:0.7", "verifier 'phase:static:0.7' cannot be built from text"),
         ("block:lossy:0.5", "needs a verifier with an emitted distribution"),
-        ("diversed:org/head", "head must be a DiversedHead, got str"),
+        ("diversed:org/head", "verifier 'diversed:org/head' needs a head: pass diversed_head= instead"),
     ],
 )
 def test_refuses_text_without_a_known_verifier(spec: str, message: str):
