@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from hf_diversed.evaluation import plots as figures
 from hf_diversed.evaluation.curves import Curve, read_records, to_curves
-from tools import plots as figures
 from tools.render_pair import PREFIX, has_curve, same_prompts
 from tools.render_results import RESULTS, read_asked
 

@@ -9,11 +9,13 @@ from pathlib import Path
 from hf_diversed.cli import preparing
 from hf_diversed.cli.options import EvaluateOptions
 from hf_diversed.cli.rendering import accepted_length_table, results_table
-from hf_diversed.cli.terminal import console
+from hf_diversed.cli.terminal import console, notes
 from hf_diversed.evaluation import EvaluationSettings, markdown_table, sweep
 from hf_diversed.evaluation.frontier import expand
 from hf_diversed.evaluation.markdown import setting
 from hf_diversed.evaluation.results import remove_results
+from hf_diversed.formatting import PLAIN
+from hf_diversed.running.methods import MethodName
 
 
 def evaluate(options: EvaluateOptions) -> None:
@@ -34,6 +36,14 @@ def evaluate(options: EvaluateOptions) -> None:
     preparing.check_methods(option, methods, options.target, options.head, options.task)
     preparing.check_output("--output", options.output)
     preparing.check_output("--markdown", options.markdown)
+    preparing.check_output("--plot", options.plot)
+    if options.plot is not None:
+        from hf_diversed.evaluation import plots  # needs matplotlib
+
+        with preparing.naming("--plot", str(options.plot)):
+            plots.check_format(options.plot)
+        if all(MethodName.parse(method).name == PLAIN for method in methods):
+            raise ValueError("--plot needs a method that verifies draft tokens, as in --methods target,lossless.")
     pair, prompted, examples, head = preparing.load_prompts(options, task, options.head)
     with _folder(options) as folder:
         parts = [(methods, variant, part) for part, variant in _folders(folder, variants).items()]
@@ -43,6 +53,9 @@ def evaluate(options: EvaluateOptions) -> None:
     if options.markdown is not None:
         options.markdown.parent.mkdir(parents=True, exist_ok=True)
         options.markdown.write_text(markdown_table(rows), encoding="utf-8")
+    if options.plot is not None:
+        for file in plots.save_quality(rows, options.plot):
+            notes.print(str(file), markup=False, highlight=False, soft_wrap=True)
     for title, records in itertools.groupby(rows, key=setting):
         group = list(records)
         console.print(f"[bold]{title[0].upper()}{title[1:]}[/]")

@@ -23,6 +23,7 @@ EXTRAS = {
     "datasets": "train",
     "lm_eval": "eval",
     "math_verify": "train",
+    "matplotlib": "plot",
     "rouge_score": "train",
     "sacrebleu": "train",
 }
@@ -42,8 +43,9 @@ def errors_as_text(debug: bool = False, options: Collection[str] = ()) -> Iterat
     except (ValueError, TypeError) as error:
         _fail(in_flags(str(error), options), debug, USAGE)
     except ImportError as error:
-        extra = EXTRAS.get((error.name or "").partition(".")[0])
-        advice = f'{error.name} is not installed: pip install "hf-diversed[{extra}]"'
+        module = (error.name or "").partition(".")[0]
+        extra = EXTRAS.get(module)
+        advice = f'{module} is not installed: pip install "hf-diversed[{extra}]"'
         _fail(str(error) if extra is None else advice, debug)
     except OSError as error:
         _fail(str(error), debug)

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from unittest.mock import Mock
 
 import pytest
@@ -53,6 +54,20 @@ def test_time_per_token_and_speedup():
     assert times == ["20.00", "10.00", "-"]
     assert speedups == ["1.00x", "2.00x", "-"]
     assert list(results_table(rows[1:]).columns[-1].cells) == ["-", "-"]
+
+
+def test_plot(tmp_path, monkeypatch):
+    """Catches a figure that is not written, and errors about it that follow minutes of decoding."""
+    succeed(*CALL, "--plot", tmp_path / "new" / "plot.png")
+    assert (tmp_path / "new" / "plot.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr("hf_diversed.cli.preparing.load_prompts", None)
+    refused("figures are written as png, svg, pdf, got 'plot.gif'", *CALL, "--plot", tmp_path / "plot.gif")
+    refused("needs a method that verifies draft tokens", *CALL, "--methods", "target", "--plot", "x.png")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.style", None)
+    monkeypatch.delitem(sys.modules, "hf_diversed.evaluation.plots", raising=False)
+    monkeypatch.delattr("hf_diversed.evaluation.plots", raising=False)
+    refused('matplotlib is not installed: pip install "hf-diversed[plot]"', *CALL, "--plot", "x.png", code=1)
 
 
 def test_predictions_are_printed_on_request():

@@ -9,8 +9,15 @@ import matplotlib
 import pytest
 
 from hf_diversed.evaluation.curves import read_curves, to_curves
+from hf_diversed.evaluation.plots import (
+    acceptance_position,
+    draw,
+    quality_acceptance,
+    save,
+    save_quality,
+    speed_acceptance,
+)
 from tests.evaluation.measured import record, sweep
-from tools.plots import acceptance_position, draw, main, quality_acceptance, save, speed_acceptance
 
 
 @pytest.fixture
@@ -152,16 +159,15 @@ def test_other_files_are_refused_by_name(tmp_path, content, expected):
         read_curves(write(tmp_path / "other.json", content))
 
 
-def test_command(tmp_path, capsys):
-    """Catches a file of another kind that stops the others, and figures that overwrite each other."""
-    good = write(tmp_path / "front.json", {"records": sweep()})
-    other = write(tmp_path / "speed.json", {"speed": 1})
-    output = tmp_path / "figures"
-    main([str(good), str(other), "--output", str(output), "--format", "svg"])
-    assert "speed.json" in capsys.readouterr().err
-    names = ["front-quality-acceptance.svg", "front-speed-acceptance.svg"]
-    assert sorted(path.name for path in output.iterdir()) == names
-    for arguments in ([str(other)], [str(good), str(good)], [str(good), "--format", "gif"]):
-        with pytest.raises(SystemExit, match="2"):
-            main([*arguments, "--output", str(tmp_path / "none")])
-    assert not (tmp_path / "none").exists()
+def test_quality_of_every_setting_is_saved(tmp_path):
+    """Catches settings drawn into one file, and a target alone that gives an empty figure."""
+    assert save_quality(sweep(), tmp_path / "new" / "plot.svg") == [tmp_path / "new" / "plot.svg"]
+    assert "DIVERSED" in (tmp_path / "new" / "plot.svg").read_text()
+    two = save_quality(sweep() + sweep(temperature=0.0), tmp_path / "plot.png")
+    assert [path.name for path in two] == ["plot-math-t1-g5.png", "plot-math-t0-g5.png"]
+    assert all(path.stat().st_size > 1000 for path in two)
+    assert not (tmp_path / "plot.png").exists()
+    with pytest.raises(ValueError, match="no method verified draft tokens"):
+        save_quality([record("target", None, 0.9)], tmp_path / "plot.png")
+    with pytest.raises(ValueError, match=r"png, svg, pdf.*plot\.gif"):
+        save_quality(sweep(), tmp_path / "plot.gif")

@@ -1,12 +1,9 @@
 """Draw figures of evaluation results: quality and speed against acceptance, and acceptance by position.
 
-python -m tools.plots results/local/frontier.json --output figures --format png,svg
-
-A figure depends only on its records, not on the time, the user's matplotlibrc or pyplot.
+Needs matplotlib (`pip install "hf-diversed[plot]"`). A figure depends only on its records, not on the time, the user's
+matplotlibrc or pyplot.
 """
 
-import argparse
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle, product
@@ -20,7 +17,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
-from hf_diversed.evaluation.curves import Curve, Record, parameter, read_curves
+from hf_diversed.evaluation.curves import Curve, Record, parameter, to_curves
 from hf_diversed.evaluation.frontier import STATIC
 from hf_diversed.formatting import LOSSLESS
 from hf_diversed.running.methods import DIVERSED
@@ -82,7 +79,7 @@ def draw(curves: Sequence[Curve]) -> tuple[dict[str, Figure], list[str]]:
         if not mine:
             skipped.append(f"{source}: no figure, because no method in it verified draft tokens.")
         for curve in mine:
-            setting = f"-{curve.task}-t{curve.temperature:g}-g{curve.num_assistant_tokens}" if len(mine) > 1 else ""
+            setting = _setting(curve) if len(mine) > 1 else ""
             for kind, make in _PER_CURVE.items():
                 if _has_data(curve, kind):
                     figures[f"{source}-{kind}{setting}"] = make(curve)
@@ -159,10 +156,47 @@ _PER_CURVE: dict[str, Callable[[Curve], Figure]] = {
 }
 
 
+def _setting(curve: Curve) -> str:
+    return f"-{curve.task}-t{curve.temperature:g}-g{curve.num_assistant_tokens}"
+
+
 def _has_data(curve: Curve, kind: str) -> bool:
     if kind == "acceptance-position":
         return any(row.get("accepted_per_position") for records in curve.families.values() for row in records)
     return kind != "speed-acceptance" or curve.plain is not None
+
+
+def check_format(path: Path) -> str:
+    """Return the format of a file by its suffix. Raises ValueError for a format other than `FORMATS`."""
+    kind = path.suffix.removeprefix(".")
+    if kind not in FORMATS:
+        raise ValueError(f"figures are written as {', '.join(FORMATS)}, got {path.name!r}.")
+    return kind
+
+
+def save_quality(records: Sequence[Record], path: Path) -> list[Path]:
+    """Draw quality against acceptance rate, one figure per setting, and return the files that were written.
+
+    Several settings have one file each, named after `path`, the task, the temperature and the number of draft tokens.
+
+    Args:
+        records: records of `evaluate`.
+        path: the file for one setting; its suffix is the format.
+
+    Raises:
+        ValueError: for another format, or if no method verified draft tokens.
+    """
+    check_format(path)
+    curves = [curve for curve in to_curves(records, path.stem) if curve.families]
+    if not curves:
+        raise ValueError("there is nothing to draw: no method verified draft tokens.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = []
+    for curve in curves:
+        file = path.with_stem(path.stem + _setting(curve)) if len(curves) > 1 else path
+        save(quality_acceptance(curve), file)
+        written.append(file)
+    return written
 
 
 @_look()
@@ -175,9 +209,7 @@ def save(figure: Figure, path: Path, made_of: str | None = None) -> None:
     Raises:
         ValueError: for a format other than `FORMATS`.
     """
-    kind = path.suffix.removeprefix(".")
-    if kind not in FORMATS:
-        raise ValueError(f"figures are written as {', '.join(FORMATS)}, got {path.name!r}.")
+    kind = check_format(path)
     metadata = dict(_METADATA[kind])
     if made_of is not None:
         metadata["Subject" if kind == "pdf" else "Description"] = made_of
@@ -266,40 +298,3 @@ def _legend(figure: Figure, axes: Axes) -> None:
     """Place the legend above the axes, where it covers no point."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=3, columnspacing=1.2, handlelength=2.6)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Draw the figures of JSON files. A file without results is reported and skipped."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="+", type=Path, help="JSON files of hf-diversed evaluate.")
-    parser.add_argument("--output", default=Path("figures"), type=Path, help="Folder for the figures.")
-    parser.add_argument("--format", default="png", help="png, svg, pdf; several separated by commas.")
-    arguments = parser.parse_args(argv)
-    kinds = arguments.format.split(",")
-    if unknown := [kind for kind in kinds if kind not in FORMATS]:
-        parser.error(f"--format must be one of {', '.join(FORMATS)}, got {', '.join(unknown)}.")
-    if arguments.output.is_file():
-        parser.error(f"--output must be a folder, got {arguments.output}.")
-    stems = [path.stem for path in arguments.results]
-    if len(set(stems)) < len(stems):
-        parser.error(f"figures are named after their files, whose names must differ: got {', '.join(stems)}.")
-    curves: list[Curve] = []
-    for path in arguments.results:
-        try:
-            curves += read_curves(path)
-        except (OSError, ValueError) as error:
-            print(f"skipped: {error}", file=sys.stderr)
-    figures, skipped = draw(curves)
-    for sentence in skipped:
-        print(sentence, file=sys.stderr)
-    if not figures:
-        parser.error("nothing to draw: no file contains a method that verified draft tokens.")
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    for (name, figure), kind in product(figures.items(), kinds):
-        path = arguments.output / f"{name}.{kind}"
-        save(figure, path)
-        print(path)
-
-
-if __name__ == "__main__":
-    main()
