@@ -116,7 +116,7 @@ def test_refusals(pair, given):
     """Catches one temperature for several rows, and invalid numbers."""
     target, draft = pair
     call = {**ragged_batch(2), "assistant_model": draft, "verifier": "lossless", "max_new_tokens": 4}
-    with pytest.raises(ValueError, match="2 finite numbers >= 0, one per prompt"):
+    with pytest.raises(ValueError, match=r"finite numbers >= 0 .* one per prompt \(2\)"):
         target.generate(**call, do_sample=True, diversed_temperature=given)
     for other in ({"do_sample": False}, {"do_sample": True, "temperature": 0.7}):
         with pytest.raises(ValueError, match="needs do_sample=True and no temperature="):
