@@ -21,9 +21,9 @@ from transformers import CompileConfig
 from transformers.utils import logging
 
 from hf_diversed import load_demo_pair
+from hf_diversed.harness.decode import timed_call
+from hf_diversed.harness.pair import Pair
 from hf_diversed.provenance import provenance
-from hf_diversed.running.decode import timed_call
-from hf_diversed.running.pair import Pair
 from hf_diversed.tasks import get_task, load_records
 
 

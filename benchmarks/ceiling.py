@@ -23,13 +23,13 @@ from hf_diversed import load_demo_pair
 from hf_diversed.evaluation.calls import Task
 from hf_diversed.evaluation.intervals import Bootstrap
 from hf_diversed.features import distribution_features, drafted_token_features
+from hf_diversed.files import write_json
+from hf_diversed.harness.decode import Decoder
+from hf_diversed.harness.methods import Method
+from hf_diversed.harness.pair import Pair
+from hf_diversed.harness.prompts import encode, plan_batches
+from hf_diversed.harness.sampling import Sampling
 from hf_diversed.provenance import module_digest, provenance
-from hf_diversed.running.decode import Decoder
-from hf_diversed.running.files import write_json
-from hf_diversed.running.methods import Method
-from hf_diversed.running.pair import Pair
-from hf_diversed.running.prompts import encode, plan_batches
-from hf_diversed.running.sampling import Sampling
 from hf_diversed.sampling import residual
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.training.labels import cut

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.rounds import __main__ as rounds
+from hf_diversed.files import write_json
 from hf_diversed.provenance import provenance
-from hf_diversed.running.files import write_json
 
 
 LIMIT = 540.0  # seconds

@@ -18,10 +18,10 @@ from transformers.utils import logging
 
 from benchmarks.rounds import random_model
 from hf_diversed import DiversedHead, DiversedHeadConfig, DiversedVerifier, LosslessVerifier
+from hf_diversed.files import write_json
 from hf_diversed.generation import decoding
+from hf_diversed.harness.compiled import default_compile_config
 from hf_diversed.provenance import provenance
-from hf_diversed.running.compiled import default_compile_config
-from hf_diversed.running.files import write_json
 from hf_diversed.verifiers import Verifier
 
 

@@ -16,8 +16,8 @@ import torch
 
 from benchmarks.counterfactual import ALL, SETTINGS, about, chosen, curve, order
 from hf_diversed.features import LOG_RATIO
+from hf_diversed.files import write_json
 from hf_diversed.provenance import provenance
-from hf_diversed.running.files import write_json
 from hf_diversed.training.counterfactual import FitSettings, fit_head
 from hf_diversed.training.labels import Labels, load_labels
 

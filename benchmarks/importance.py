@@ -15,11 +15,11 @@ import torch
 
 from hf_diversed import load_demo_pair
 from hf_diversed.formatting import PLAIN
+from hf_diversed.harness.decode import Decoder
+from hf_diversed.harness.methods import Method, build_methods
+from hf_diversed.harness.prompts import encode
+from hf_diversed.harness.sampling import Sampling
 from hf_diversed.provenance import provenance
-from hf_diversed.running.decode import Decoder
-from hf_diversed.running.methods import Method, build_methods
-from hf_diversed.running.prompts import encode
-from hf_diversed.running.sampling import Sampling
 from hf_diversed.tasks import get_task, load_records
 
 

@@ -26,10 +26,10 @@ from hf_diversed import DiversedHead, load_demo_pair
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
 from hf_diversed.evaluation.calls import Task
 from hf_diversed.features import NUM_DISTRIBUTION_FEATURES
+from hf_diversed.files import write_json
+from hf_diversed.harness.pair import Pair
+from hf_diversed.harness.sampling import Sampling
 from hf_diversed.provenance import provenance
-from hf_diversed.running.files import write_json
-from hf_diversed.running.pair import Pair
-from hf_diversed.running.sampling import Sampling
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.training import DiversedConfig
 from hf_diversed.training.loading import fresh_head

@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from hf_diversed import load_demo_pair
+from hf_diversed.harness.compiled import default_compile_config
+from hf_diversed.harness.decode import timed_call
 from hf_diversed.provenance import provenance
-from hf_diversed.running.compiled import default_compile_config
-from hf_diversed.running.decode import timed_call
 from hf_diversed.tasks import get_task, load_records
 
 

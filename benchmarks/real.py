@@ -34,15 +34,15 @@ from hf_diversed.cli.models import LOOKUP, load_pair
 from hf_diversed.cli.training import call
 from hf_diversed.evaluation import EvaluationSettings, evaluate
 from hf_diversed.evaluation.calls import peak_memory
+from hf_diversed.files import write_json
 from hf_diversed.formatting import with_bounds
+from hf_diversed.harness.compiled import default_compile_config
+from hf_diversed.harness.decode import Decoder
+from hf_diversed.harness.methods import DIVERSED, Method, MethodName, build_methods
+from hf_diversed.harness.pair import Pair
+from hf_diversed.harness.prompts import encode
+from hf_diversed.harness.sampling import Sampling
 from hf_diversed.provenance import data_digest, model_digest, provenance
-from hf_diversed.running.compiled import default_compile_config
-from hf_diversed.running.decode import Decoder
-from hf_diversed.running.files import write_json
-from hf_diversed.running.methods import DIVERSED, Method, MethodName, build_methods
-from hf_diversed.running.pair import Pair
-from hf_diversed.running.prompts import encode
-from hf_diversed.running.sampling import Sampling
 from hf_diversed.tasks import PromptedTask, Task, get_task, load_records
 from hf_diversed.zoo import packaged
 

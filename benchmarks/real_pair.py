@@ -42,13 +42,13 @@ from hf_diversed.cli.models import load_pair
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results, summarize
 from hf_diversed.evaluation.evaluate import definitions
 from hf_diversed.evaluation.results import Results
+from hf_diversed.files import read_lines, write_json
 from hf_diversed.formatting import LOSSLESS, PLAIN
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.recurrent_model import RecurrentModel
+from hf_diversed.harness.methods import build_methods
+from hf_diversed.harness.pair import Pair
 from hf_diversed.provenance import provenance
-from hf_diversed.running.files import read_lines, write_json
-from hf_diversed.running.methods import build_methods
-from hf_diversed.running.pair import Pair
 from hf_diversed.tasks import PromptedTask, get_task, load_records
 from hf_diversed.tasks.specbench import SCORES, second_turns
 

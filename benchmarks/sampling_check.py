@@ -27,9 +27,9 @@ from transformers import PreTrainedTokenizerBase
 from benchmarks.real_pair import chosen_records, pack_linear_layers
 from hf_diversed.cli.models import LOOKUP, load_pair
 from hf_diversed.evaluation import read_results
+from hf_diversed.files import write_json
+from hf_diversed.harness.prompts import encode
 from hf_diversed.provenance import provenance
-from hf_diversed.running.files import write_json
-from hf_diversed.running.prompts import encode
 from hf_diversed.tasks import PromptedTask, get_task
 
 

@@ -39,11 +39,11 @@ from benchmarks.served import Server, start
 from embedded.export import export_demo_pair
 from hf_diversed import load_demo_pair
 from hf_diversed.evaluation.intervals import Bootstrap
+from hf_diversed.harness.decode import Decoded, Decoder
+from hf_diversed.harness.methods import build_methods
+from hf_diversed.harness.prompts import encode
+from hf_diversed.harness.sampling import Sampling
 from hf_diversed.provenance import provenance
-from hf_diversed.running.decode import Decoded, Decoder
-from hf_diversed.running.methods import build_methods
-from hf_diversed.running.prompts import encode
-from hf_diversed.running.sampling import Sampling
 from hf_diversed.tasks import TASKS, load_records
 from hf_diversed.zoo.loader import HEADS, MIXTURE
 

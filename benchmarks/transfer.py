@@ -9,8 +9,8 @@ from pathlib import Path
 
 from hf_diversed import load_demo_pair
 from hf_diversed.evaluation import EvaluationSettings, evaluate
+from hf_diversed.files import write_json
 from hf_diversed.provenance import provenance
-from hf_diversed.running.files import write_json
 from hf_diversed.tasks import get_task, load_records
 
 

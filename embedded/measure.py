@@ -10,7 +10,7 @@ from embedded.corpus import Example
 from embedded.recipe import ModelRecipe, Recipe
 from embedded.stream import CHUNK, chunk_examples
 from hf_diversed.evaluation import EvaluationSettings, evaluate
-from hf_diversed.running.pair import Pair
+from hf_diversed.harness.pair import Pair
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.zoo.loader import load_demo_pair
 

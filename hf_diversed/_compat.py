@@ -1,51 +1,29 @@
-"""Access to internals of transformers and peft. No other module depends on them.
+"""Differences between releases of transformers, and its internals; `model_facts.py` has those of models.
 
 `tests/test_compat.py` fails if a release of transformers changes one of these internals.
 """
 
-import copy
-import functools
-import inspect
 import re
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
-import torch
 import transformers
 from packaging.version import Version
-from torch import nn
-from torch.nn.modules import module as _module
-from transformers import GenerationConfig, PreTrainedModel
-from transformers.distributed.fsdp import is_fsdp_managed_module
+from transformers import GenerationConfig
 from transformers.dynamic_module_utils import TRANSFORMERS_DYNAMIC_MODULE_NAME, _sanitize_module_name
 from transformers.generation import logits_process as lp
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
-from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
 
-_RELEASE = Version(transformers.__version__).release
-_MARKS_USER_CACHES = _RELEASE >= (5, 17)
+RELEASE = Version(transformers.__version__).release
+_MARKS_USER_CACHES = RELEASE >= (5, 17)
 
 TESTED_TRANSFORMERS = "5.16.1 to 5.24"  # as in pyproject.toml
 
 # Argument of a model's forward for its cache, and all names that `generate` accepts for it.
-CACHE_ARGUMENT = "cache" if _RELEASE >= (5, 24) else "past_key_values"
+CACHE_ARGUMENT = "cache" if RELEASE >= (5, 24) else "past_key_values"
 CACHE_NAMES = ("cache", "past_key_values")
-
-MASKED_ATTENTION = ("sdpa", "eager")
-LAYER_TYPES = {"full_attention", "sliding_attention"}
-
-# Layers with recurrent or convolution states; "hybrid" ones store keys and values as well.
-RECURRENT_LAYER_TYPES = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
-_ATTENTION_OF_HYBRIDS = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
-_STATELESS_LAYER_TYPES = {"mlp", "moe"}
-# Models with such layers whose forward over several tokens continues the cached states, as `make families` shows.
-_CONTINUES_STATES = {
-    *("bailing_hybrid", "bamba", "falcon_h1", "granitemoehybrid", "inkling2_text", "inkling_text", "kimi_linear"),
-    *("lfm2", "lfm2_moe", "lfm3", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text"),
-    *("qwen3_next", "zamba2", "zaya"),
-}
 
 # Processors that reshape a distribution. The tokens they remove depend on the scores, not on the prefix.
 WARPERS = frozenset(
@@ -86,352 +64,10 @@ REFUSED_PROCESSORS = {
     lp.WhisperNoSpeechDetection: "it is made for speech",
 }
 
-# Models with a bias per attention head from absolute key positions, which a ragged 4D mask cannot represent.
-_ALIBI_MODEL_TYPES = {"bloom", "mpt"}
-
-
-_ODD_CACHES = {
-    "cpmant": "adds tokens before the prompt",
-    "prophetnet": "reads only one token at a time after its cache",
-    **dict.fromkeys(("falcon_mamba", "jamba", "mamba", "zamba"), "ignores its state when it reads several tokens"),
-}
-if _RELEASE < (5, 19):
-    _MISREAD = "computes wrong masks for several tokens in transformers before 5.19"
-    _ODD_CACHES |= dict.fromkeys(("big_bird", "doge", "git", "megatron-bert", "rembert", "roformer"), _MISREAD)
-
 
 def get_logger(name: str):
     """Return a child of transformers' logger, with its verbosity, handlers and format."""
     return logging.get_logger(f"transformers.{name}")
-
-
-def text_config(model: PreTrainedModel):
-    return model.config.get_text_config(decoder=True)
-
-
-def num_layers(model: PreTrainedModel) -> int:
-    """Number of decoder layers. In configs with an encoder, `num_hidden_layers` may be the encoder's."""
-    config = text_config(model)
-    return getattr(config, "decoder_layers", None) or config.num_hidden_layers
-
-
-def max_positions(model: PreTrainedModel) -> int | None:
-    """Maximum number of positions in the config; None if it has no such entry."""
-    return getattr(text_config(model), "max_position_embeddings", None)
-
-
-def rotary_limit(model: PreTrainedModel) -> tuple[int, str] | None:
-    """Return the length at which rotary frequencies change, and the rope type.
-
-    Beyond it, the highest position of a forward determines the rotation of all its keys: longrope uses its long
-    factors, and dynamic NTK a base that grows with each position. None for models with constant frequencies.
-    """
-    config = text_config(model)
-    given = getattr(config, "rope_parameters", None) or {}
-    for parameters in (given, *(each for each in given.values() if isinstance(each, dict))):
-        rope_type = parameters.get("rope_type", "default")
-        if rope_type == "longrope":
-            return parameters["original_max_position_embeddings"], rope_type
-        if "dynamic" in rope_type:
-            return config.max_position_embeddings, rope_type
-    return None
-
-
-def rereads_at_rotary_limit(model: PreTrainedModel) -> bool:
-    """Whether upstream's `generate` recomputes the cache at the length where the long factors start."""
-    return text_config(model).model_type in ("phi3", "phimoe", "phi4_multimodal")
-
-
-def layer_types(model: PreTrainedModel) -> list[str]:
-    """Layer types in the config; empty for models with one type."""
-    return list(getattr(text_config(model), "layer_types", None) or [])
-
-
-def mask_windows(model: PreTrainedModel) -> dict[str, int | None] | int | None:
-    """Sliding window of each mask of the model, in the form that `RaggedCache` expects.
-
-    As in `create_masks_for_generate`, models with `layer_types` in the config take a dict of masks.
-    """
-    window = getattr(text_config(model), "sliding_window", None)
-    types = set(layer_types(model))
-    if types & RECURRENT_LAYER_TYPES:  # models name the masks of hybrid layers in one of two ways
-        types |= {_ATTENTION_OF_HYBRIDS[kind] for kind in types & set(_ATTENTION_OF_HYBRIDS)}
-        types -= {"linear_attention", "conv"} | _STATELESS_LAYER_TYPES
-    elif not types:
-        return window
-    return {kind: window if kind in ("sliding_attention", "hybrid_sliding") else None for kind in sorted(types)}
-
-
-def recurrent_states(model: PreTrainedModel) -> list[int]:
-    """Number of recurrent states of each layer, 0 for attention layers; empty for models without such states."""
-    types = layer_types(model)
-    count = getattr(text_config(model), "number_of_conv_states", 1)
-    states = [count if kind in RECURRENT_LAYER_TYPES else 0 for kind in types]
-    return states if any(states) else []
-
-
-def cannot_roll_back(model: PreTrainedModel) -> str | None:
-    """Return why the rows of a model's cache cannot be rolled back one by one, and what to use; None if they can."""
-    if model.config.is_encoder_decoder:
-        return "is an encoder-decoder model, which is not supported; use a decoder-only one."
-    config = text_config(model)
-    reason = _ODD_CACHES.get(config.model_type)
-    if reason is None and (kinds := _refused_layers(model)):
-        remedy = "use a model with full or sliding-window attention only."
-        if config.model_type in _CONTINUES_STATES and _RELEASE < (5, 23):
-            remedy = f"upgrade transformers from {transformers.__version__} to 5.23 or later."
-        return f"has layers that cannot be rolled back ({', '.join(kinds)}); {remedy}"
-    if reason is None and CACHE_ARGUMENT not in _forward_parameters(model):  # GPT-1 has no cache
-        return (
-            f"has no argument {CACHE_ARGUMENT!r} in its forward, so it cannot read a block of draft tokens after its "
-            f"cache. Installed is transformers {transformers.__version__}; hf_diversed was tested with "
-            f"{TESTED_TRANSFORMERS}. Use another model, or a tested release."
-        )
-    if reason is not None:
-        return f"{reason}, so it cannot read a block of draft tokens after its cache; use another model."
-    if config.model_type in _ALIBI_MODEL_TYPES or getattr(config, "alibi", False):
-        return "uses ALiBi, which needs equal row lengths; use rotary positions."
-    return None
-
-
-def _refused_layers(model: PreTrainedModel) -> list[str]:
-    config, kinds = text_config(model), set(layer_types(model))
-    if config.model_type in _CONTINUES_STATES and _RELEASE >= (5, 23):
-        kinds -= RECURRENT_LAYER_TYPES | _STATELESS_LAYER_TYPES
-    elif not kinds & RECURRENT_LAYER_TYPES and getattr(base_model(model), "_is_stateful", False):
-        kinds.add("recurrent state")
-    if kinds <= LAYER_TYPES and getattr(config, "attention_chunk_size", None) is not None:
-        kinds.add("chunked attention")
-    return sorted(kinds - LAYER_TYPES)
-
-
-def needs_equal_rows(model: PreTrainedModel) -> str | None:
-    """Return why the model can only decode rows of equal length; None if their lengths may differ."""
-    config = text_config(model)
-    if "position_ids" not in _forward_parameters(model):
-        return "takes no position_ids and counts positions from the cache"
-    if config.model_type in ("inkling_text", "inkling2_text"):
-        return "ignores position_ids and counts positions from the cache"
-    if config.model_type == "gpt_neo" and "local" in config.attention_layers:
-        return "has local attention that counts its window from the end of the cache"
-    return None
-
-
-def recomputes_activations(model: PreTrainedModel) -> bool:
-    """Whether gradient checkpointing is active (training mode), in which layers ignore the cache."""
-    return any(m.training and getattr(m, "gradient_checkpointing", False) for m in base_model(model).modules())
-
-
-def reads_token_types(model: PreTrainedModel) -> bool:
-    """Whether all-zero token types change the output, as in GPT-2, which embeds them with the token embedding."""
-    if "token_type_ids" not in _forward_parameters(model):
-        return False
-    is_multimodal = text_config(model) is not model.config
-    return not (is_multimodal or hasattr(text_config(model), "type_vocab_size"))
-
-
-def device(model: PreTrainedModel) -> torch.device | None:
-    """Return the device of the model's inputs; None for a model without weights (on "meta").
-
-    Offloaded models are on "meta" as well. For them, it is the first execution device of accelerate's hooks.
-    """
-    if model.device.type != "meta":
-        return model.device
-    hooks = [vars(module)["_hf_hook"] for module in base_model(model).modules() if "_hf_hook" in vars(module)]
-    each = [single for hook in hooks for single in getattr(hook, "hooks", [hook])]
-    places = (getattr(hook, "execution_device", None) for hook in each)
-    return next((torch.device(place) for place in places if place is not None), None)
-
-
-def attention_implementation(model: PreTrainedModel) -> str:
-    return text_config(model)._attn_implementation
-
-
-def base_model(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the transformers model inside a wrapper of torch.compile or PEFT, or the model itself."""
-    model = getattr(model, "_orig_mod", model)
-    return model if isinstance(model, PreTrainedModel) else getattr(model, "get_base_model", lambda: model)()
-
-
-def prompt_learning_adapter(model: PreTrainedModel) -> str | None:
-    """Return the name of the active PEFT method if it adds virtual tokens (prompt, prefix, p-tuning), else None.
-
-    `PeftModel.generate` binds its own `prepare_inputs_for_generation` to the inner model, so the wrapper can be found
-    from the inner model.
-    """
-    wrapper = getattr(vars(model).get("prepare_inputs_for_generation"), "__self__", model)
-    config = getattr(wrapper, "active_peft_config", None)
-    return str(config.peft_type) if config is not None and config.is_prompt_learning else None
-
-
-def peft_inputs(model: PreTrainedModel) -> set[str]:
-    """Return which arguments of PEFT's `generate` belong to rows or to positions of the prompt in this call.
-
-    "adapter_names" is one adapter per row, "task_ids" one task of Poly per row, and "alora_offsets" where an activated
-    LoRA starts. Forward hooks, which are partial functions or closures, pass them on.
-    """
-    hooks = [hook for module in base_model(model).modules() for hook in module._forward_pre_hooks.values()]
-    partials = {name for hook in hooks for name in getattr(hook, "keywords", ())}
-    closures = {name for hook in hooks if (code := getattr(hook, "__code__", None)) for name in code.co_freevars}
-    return (partials | closures) & {"adapter_names", "task_ids", "alora_offsets"}
-
-
-def hidden_width(model: PreTrainedModel) -> int:
-    """Input width of the output embedding. `config.hidden_size` differs in models with an output projection."""
-    return _matrix_shape(model.get_output_embeddings())[1]
-
-
-def vocab_size(model: PreTrainedModel) -> int:
-    """Width of the logits. It can differ from the config after resizing, and from the matrix of a cut embedding."""
-    output = model.get_output_embeddings()
-    return getattr(output, "num_ids", None) or _matrix_shape(output)[0]
-
-
-def known_ids(model: PreTrainedModel) -> int:
-    """Number of ids that the model can embed."""
-    return _matrix_shape(model.get_input_embeddings())[0]
-
-
-def _matrix_shape(module: Any) -> tuple[int, int]:
-    """Rows and columns of an embedding's matrix.
-
-    Quantized modules pack or rename their weights, but keep the sizes as attributes. The attributes of an ordinary
-    layer can be outdated after its weight was replaced, so its weight takes precedence.
-    """
-    weight = getattr(module, "weight", None)
-    if isinstance(weight, torch.Tensor) and weight.is_floating_point() and weight.ndim == 2:
-        return weight.shape[0], weight.shape[1]
-    if hasattr(module, "out_features"):
-        return module.out_features, module.in_features
-    return module.num_embeddings, module.embedding_dim
-
-
-def _forward_parameters(model: PreTrainedModel):
-    """Parameters of the class's forward. Wrappers bound to an instance often take *args and **kwargs."""
-    return inspect.signature(type(base_model(model)).forward).parameters
-
-
-LogitsToKeep = Literal["all", "number", "index"]
-
-
-def logits_to_keep(model: PreTrainedModel) -> LogitsToKeep:
-    """Return how a model's forward selects positions for its logits.
-
-    Gemma 4 accepts an index, but skips positions in the layers that share keys only if it gets a number.
-    """
-    if "logits_to_keep" not in _forward_parameters(model):
-        return "all"
-    shares_keys = getattr(base_model(model).config.get_text_config(), "num_kv_shared_layers", 0)
-    return "number" if shares_keys else "index"
-
-
-def forward_inputs(model: PreTrainedModel) -> set[str]:
-    """Names of forward arguments other than ids and generation settings: masks, positions, pixels, audio."""
-    return set(_forward_parameters(model)) - {"self", "input_ids", "kwargs", *vars(GenerationConfig())}
-
-
-def first_layers(model: PreTrainedModel, count: int) -> PreTrainedModel:
-    """Return a view of a model with its first `count` layers, the final norm and the output embedding.
-
-    It shares all parameters and buffers. Configs and modules are copies, so the model itself does not change.
-    (Upstream's early exit changes `config.num_hidden_layers` of the model during a call. This affects other threads,
-    and some models ignore it after construction.)
-
-    Raises:
-        ValueError: if a forward is bound to an instance, or the layers cannot be found.
-    """
-    model = base_model(model)
-    decoder, name, stack = model.get_decoder(), type(model).__name__, layer_stack(model)
-    if stack is None or any("forward" in vars(module) for module in (model, model.base_model, decoder)):
-        raise ValueError(
-            f"{name} does not support early exit: its layers are not in a single ModuleList, or its forward was "
-            "replaced (by torch.compile, or accelerate's device_map). Pass an assistant_model."
-        )
-    view = _view(model, stack, count)
-    view.config = copy.deepcopy(model.config)
-    config = text_config(view)
-    if layer_types(model):
-        config.layer_types = layer_types(model)[:count]
-    config.num_hidden_layers = count
-    view.get_decoder().config = config
-    return view
-
-
-def layer_stack(model: PreTrainedModel) -> nn.ModuleList | None:
-    """Return the decoder's layers; None if they are not in a single `ModuleList`."""
-    children = model.get_decoder().children()
-    stacks = [child for child in children if isinstance(child, nn.ModuleList) and len(child) == num_layers(model)]
-    return stacks[0] if len(stacks) == 1 else None
-
-
-def _view(module: nn.Module, stack: nn.Module | None = None, count: int | None = None):
-    """Copy the module tree with shared parameters and buffers, and only the first `count` layers of `stack`."""
-    twin = module.__class__.__new__(module.__class__)  # `copy.copy` fails for modules that do not support pickling
-    twin.__dict__ = module.__dict__.copy()
-    twin._buffers = module._buffers.copy()  # a forward may register buffers, which belong to the view's attributes
-    children = list(module._modules.items())[: count if module is stack else None]
-    twin._modules = {name: child and _view(child, stack, count) for name, child in children}
-    twin._forward_hooks, twin._forward_pre_hooks = module._forward_hooks.copy(), module._forward_pre_hooks.copy()
-    return twin
-
-
-# Those of models and of quantized layers.
-_LIBRARIES = {"torch", "transformers", "peft", "accelerate"}
-_LIBRARIES |= {"bitsandbytes", "torchao", "compressed_tensors", "gptqmodel", "hqq", "liger_kernel", "optimum"}
-
-
-def is_library_code(thing: object) -> bool:
-    """Whether an object runs no code of the user, which may keep tensors, change what it reads or index rows.
-
-    Its class is from a known library, and so are a model's modules, their forwards, and hooks, also global ones.
-    """
-    if isinstance(thing, lp.PrefixConstrainedLogitsProcessor):  # calls a function of the user
-        return False
-    parts: list[Any] = [type(thing)]
-    if isinstance(thing, nn.Module):
-        parts += [*_module._global_forward_pre_hooks.values(), *_module._global_forward_hooks.values()]
-        for module in thing.modules():
-            parts += [type(module), type(module).forward]
-            parts += [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-            # A replaced forward, and those that accelerate leaves.
-            parts += [part for name in ("forward", "_old_forward") if (part := vars(module).get(name)) is not None]
-            if (hook := vars(module).get("_hf_hook")) is not None:
-                parts += [hook, *getattr(hook, "hooks", ())]
-    return all(map(_is_of_library, {id(part): part for part in parts}.values()))
-
-
-def _is_of_library(part: Any) -> bool:
-    """Whether a class, function or callable object is defined in a known library, and so is a function in it."""
-    part = part.func if isinstance(part, functools.partial) else part
-    # `functools.wraps` copies `__module__` to a wrapper that is defined elsewhere.
-    names = [getattr(part, "__module__", None) or "", getattr(part, "__globals__", {}).get("__name__")]
-    return {name.partition(".")[0] for name in names if name is not None} <= {*_LIBRARIES, __package__}
-
-
-def recording_view(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a view of a model for forwards with hidden states. Upstream installs hooks for them on the view only.
-
-    On the model itself the hooks would remain after the call and prevent pickling. If a forward is bound to an
-    instance (torch.compile, accelerate), a view would still run the original modules, so the model is returned.
-    """
-    if any("forward" in vars(module) for module in model.modules()):
-        return model
-    return _view(model)
-
-
-def cannot_compile(model: PreTrainedModel) -> str | None:
-    """Return why a model's forward cannot be compiled as a function of tensors; None if it can."""
-    if any("forward" in vars(module) for module in base_model(model).modules()):
-        return "has a forward that was replaced (by torch.compile, or accelerate's device_map)"
-    if model is not base_model(model):
-        return f"is wrapped in a {type(model).__name__}"
-    quantizer = getattr(model, "hf_quantizer", None)
-    return None if quantizer is None or quantizer.is_compileable else "is quantized in a way that cannot be compiled"
-
-
-def is_sharded(model: PreTrainedModel) -> bool:
-    """Whether parameters are sharded over processes (ZeRO-3, FSDP), so that all processes must run each forward."""
-    return is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)
 
 
 def is_user_cache(cache) -> bool:
@@ -447,22 +83,6 @@ def is_user_cache(cache) -> bool:
 def pad_token_id(config: GenerationConfig) -> int:
     """Return the pad id that `generate` prepared; 0 without pad and EOS ids, where padding is not needed."""
     return 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
-
-
-def model_name(model: PreTrainedModel) -> str:
-    """Hub id or folder from which the model was loaded; empty for models created from a config."""
-    return base_model(model).name_or_path
-
-
-def model_origin(model: PreTrainedModel) -> tuple[str, str | None]:
-    """`model_name`, and the Hub commit of the configuration, or None."""
-    return model_name(model), getattr(base_model(model).config, "_commit_hash", None)
-
-
-def public_name(model: PreTrainedModel) -> str:
-    """Hub id, or the last part of a local folder."""
-    name = model_name(model)
-    return Path(name).name if Path(name).is_dir() else name
 
 
 def script_origin(script: str) -> tuple[str, str | None] | None:

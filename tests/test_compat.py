@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLaye
 from transformers.generation import logits_process as lp
 from transformers.masking_utils import LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING, create_masks_for_generate
 
-from hf_diversed import _compat
+from hf_diversed import _compat, model_facts
 from hf_diversed.cache import RaggedCache
 from hf_diversed.generation import checks
 from tests import tiny, versions
@@ -57,7 +57,7 @@ def test_states_to_restore_are_all_that_a_recurrent_layer_has():
 
 def test_masks_are_those_transformers_would_build(model):
     """Breaks `mask_windows`: dict or single mask, its keys, and the visible keys, for every architecture."""
-    config, (batch, length) = _compat.text_config(model), (2, 20)
+    config, (batch, length) = model_facts.text_config(model), (2, 20)
     attention_mask = torch.ones(batch, length, dtype=torch.long)
     attention_mask[1, :3] = 0
     before, config._attn_implementation = (config._attn_implementation, "eager")  # sdpa omits masks it does not need
@@ -65,7 +65,7 @@ def test_masks_are_those_transformers_would_build(model):
         theirs = create_masks_for_generate(config, torch.zeros(batch, length, 32), attention_mask, None)
     finally:
         config._attn_implementation = before
-    cache = RaggedCache(1, length, attention_mask.bool(), _compat.mask_windows(model))
+    cache = RaggedCache(1, length, attention_mask.bool(), model_facts.mask_windows(model))
     ours = cache.mask(cache.open(torch.zeros(batch, dtype=torch.long), 0, 0, length), torch.float32)
     assert isinstance(ours, dict) == isinstance(theirs, dict)
     if not isinstance(ours, dict):
@@ -89,40 +89,40 @@ def test_forward_takes_the_arguments_of_the_loop(model):
     parameters = inspect.signature(model.forward).parameters
     assert {"input_ids", "attention_mask", "position_ids", _compat.CACHE_ARGUMENT, "use_cache"} <= set(parameters)
     ids = tiny.ragged_batch(1, 7)["input_ids"]
-    keep = {"logits_to_keep": 2} if _compat.logits_to_keep(model) != "all" else {}
+    keep = {"logits_to_keep": 2} if model_facts.logits_to_keep(model) != "all" else {}
     with torch.no_grad():
         out = model(ids, use_cache=False, output_hidden_states=True, **keep)
     assert out.logits.shape[1] == (2 if keep else 7)
-    assert out.hidden_states[-1].shape == (1, 7, _compat.hidden_width(model))
-    assert out.logits.shape[-1] == _compat.vocab_size(model) == tiny.VOCAB_SIZE
+    assert out.hidden_states[-1].shape == (1, 7, model_facts.hidden_width(model))
+    assert out.logits.shape[-1] == model_facts.vocab_size(model) == tiny.VOCAB_SIZE
 
 
 def test_config_names_hold_for_every_architecture(model):
     """Breaks `num_layers` and similar helpers if an old config uses another name (GPT-2: `n_layer`)."""
     with torch.no_grad():
         cache = model(tiny.ragged_batch(1, 3)["input_ids"], use_cache=True)[_compat.CACHE_ARGUMENT]
-    assert len(cache.layers) == _compat.num_layers(model) == 2
-    assert _compat.cannot_roll_back(model) is None
-    assert not _compat.is_sharded(model)
-    assert _compat.attention_implementation(model) in _compat.MASKED_ATTENTION
-    assert set(_compat.layer_types(model)) <= _compat.LAYER_TYPES
+    assert len(cache.layers) == model_facts.num_layers(model) == 2
+    assert model_facts.cannot_roll_back(model) is None
+    assert not model_facts.is_sharded(model)
+    assert model_facts.attention_implementation(model) in model_facts.MASKED_ATTENTION
+    assert set(model_facts.layer_types(model)) <= model_facts.LAYER_TYPES
     checks.check_model(model, "target")
 
 
 def test_attention_implementation_reaches_nested_configs():
     """Breaks the rejection of flash attention on multimodal models, whose text config is nested in another."""
     model = tiny.tiny_model("gemma3_multimodal", attention="eager")
-    assert _compat.attention_implementation(model) == "eager"
-    assert _compat.text_config(model) is model.config.text_config
+    assert model_facts.attention_implementation(model) == "eager"
+    assert model_facts.text_config(model) is model.config.text_config
 
 
 def test_layer_types_known_to_transformers():
     """Breaks the rejection of layers that cannot be rolled back: a new kind needs a review before it is supported."""
     kinds = set(LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING)
-    assert kinds >= _compat.LAYER_TYPES
-    assert {"chunked_attention", "linear_attention"} <= kinds - _compat.LAYER_TYPES
+    assert kinds >= model_facts.LAYER_TYPES
+    assert {"chunked_attention", "linear_attention"} <= kinds - model_facts.LAYER_TYPES
     config = tf.LlamaConfig(num_hidden_layers=1)
-    for kind in kinds - _compat.LAYER_TYPES:
+    for kind in kinds - model_facts.LAYER_TYPES:
         model = tiny.tiny_model("llama")
         model.config.layer_types = [kind, "full_attention"]
         with pytest.raises(ValueError, match=kind):
@@ -136,7 +136,7 @@ def test_marks_of_models_that_cannot_be_rolled_back():
     assert tf.MambaForCausalLM._is_stateful
     assert tf.Qwen3NextForCausalLM._is_stateful
     assert tf.Llama4TextConfig(num_hidden_layers=1).attention_chunk_size
-    assert {tf.BloomConfig.model_type, tf.MptConfig.model_type} == _compat._ALIBI_MODEL_TYPES
+    assert {tf.BloomConfig.model_type, tf.MptConfig.model_type} == model_facts._ALIBI_MODEL_TYPES
     assert tf.FalconConfig(alibi=True).alibi
     assert not tf.FalconConfig().alibi
 
@@ -227,19 +227,19 @@ def test_unset_entries_of_a_generation_config_are_none():
 def test_peft_wrappers():
     """Breaks PEFT targets and drafts: the inner model, the adapter's kind, the attribute `PeftModel.generate` sets."""
     lora = peft.get_peft_model(tiny.tiny_model("llama"), peft.LoraConfig(task_type="CAUSAL_LM", r=2))
-    assert type(_compat.base_model(lora)) is tf.LlamaForCausalLM
-    assert _compat.prompt_learning_adapter(lora) is None
-    assert _compat.num_layers(lora) == 2
-    assert _compat.hidden_width(lora) == 32
-    assert _compat.logits_to_keep(lora) == "index"
-    assert not _compat.is_sharded(lora)
+    assert type(model_facts.base_model(lora)) is tf.LlamaForCausalLM
+    assert model_facts.prompt_learning_adapter(lora) is None
+    assert model_facts.num_layers(lora) == 2
+    assert model_facts.hidden_width(lora) == 32
+    assert model_facts.logits_to_keep(lora) == "index"
+    assert not model_facts.is_sharded(lora)
 
     prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     wrapped = peft.get_peft_model(tiny.tiny_model("llama"), prompt)
-    assert "PROMPT_TUNING" in _compat.prompt_learning_adapter(wrapped)
-    inner = _compat.base_model(wrapped)
+    assert "PROMPT_TUNING" in model_facts.prompt_learning_adapter(wrapped)
+    inner = model_facts.base_model(wrapped)
     inner.prepare_inputs_for_generation = wrapped.prepare_inputs_for_generation  # as `PeftModel.generate` does
-    assert "PROMPT_TUNING" in _compat.prompt_learning_adapter(inner)
+    assert "PROMPT_TUNING" in model_facts.prompt_learning_adapter(inner)
     assert "prepare_inputs_for_generation = self.prepare_inputs_for_generation" in inspect.getsource(
         peft.PeftModelForCausalLM.generate
     )
@@ -247,9 +247,9 @@ def test_peft_wrappers():
 
 def test_model_names(llama, tmp_path):
     """Breaks the "trained for another model" warning: where a model stores the name it was loaded from."""
-    assert _compat.model_name(llama) == ""
+    assert model_facts.model_name(llama) == ""
     llama.save_pretrained(tmp_path)
-    assert _compat.model_name(tf.LlamaForCausalLM.from_pretrained(tmp_path)) == str(tmp_path)
+    assert model_facts.model_name(tf.LlamaForCausalLM.from_pretrained(tmp_path)) == str(tmp_path)
 
 
 POINTWISE = [

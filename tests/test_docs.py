@@ -11,7 +11,7 @@ import yaml
 
 import hf_diversed
 from hf_diversed.cli import main as cli
-from hf_diversed.running.methods import MethodName
+from hf_diversed.harness.methods import MethodName
 from hf_diversed.tasks import TASKS
 from hf_diversed.token_view import ORIGINS
 from tests.commands import run

@@ -18,10 +18,10 @@ from huggingface_hub.utils import close_session
 from transformers import CompileConfig
 
 from hf_diversed import SpeculativeStats
+from hf_diversed.harness.pair import Pair
 from hf_diversed.outputs import TokenRecords
-from hf_diversed.running.pair import Pair
-from hf_diversed.running.timing import TOO_NOISY
 from hf_diversed.tasks import get_task, load_records
+from hf_diversed.timing import TOO_NOISY
 from hf_diversed.token_view import ORIGINS, Piece, PieceStreamer, TokenReader
 from hf_diversed.zoo import packaged
 from hf_diversed.zoo.loader import WEIGHTS

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from hf_diversed.formatting import number, with_bounds
-from hf_diversed.running.methods import DIVERSED, MethodName
+from hf_diversed.harness.methods import DIVERSED, MethodName
 from tools.markdown import prompts, table
 
 

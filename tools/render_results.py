@@ -11,7 +11,7 @@ from typing import Any
 
 from hf_diversed.evaluation.curves import read_records, to_curves
 from hf_diversed.formatting import percent, with_bounds
-from hf_diversed.running.methods import DIVERSED, MethodName
+from hf_diversed.harness.methods import DIVERSED, MethodName
 from tools import render_counterfactual, render_learning, render_studies
 from tools.markdown import folded, table
 

@@ -16,8 +16,8 @@ from transformers.utils import logging
 from benchmarks.rounds import BenchmarkSettings, benchmark, random_model, shape_names
 from benchmarks.rounds.tables import tables
 from hf_diversed.cli.models import best_device, load_pair
-from hf_diversed.running.files import write_json
-from hf_diversed.running.prompts import encode
+from hf_diversed.files import write_json
+from hf_diversed.harness.prompts import encode
 from hf_diversed.tasks import get_task, load_records
 
 

@@ -8,7 +8,7 @@ import torch
 from transformers import CompileConfig, PreTrainedModel
 
 from benchmarks.rounds.timing import Stopwatch
-from hf_diversed import _compat
+from hf_diversed import model_facts
 from hf_diversed.engines.compiling import Compiler, Shape
 from hf_diversed.engines.static_model import StaticModel, extend
 from hf_diversed.generation.rows import RaggedRows
@@ -39,8 +39,8 @@ class CompiledForwards:
         config: CompileConfig,
     ):
         self._inputs, self._columns, self._config = inputs, columns, config
-        known = _compat.known_ids(draft)
-        drafter = self._over(draft, hidden is True, known - 1 if known < _compat.vocab_size(target) else None)
+        known = model_facts.known_ids(draft)
+        drafter = self._over(draft, hidden is True, known - 1 if known < model_facts.vocab_size(target) else None)
         step = self._forward(drafter, 1, keep=1)
         verify = self._forward(self._over(target, bool(hidden)), gamma + 1, keep=gamma + 1)
         self._calls = [self._forward(drafter, 2, keep=1), *[step] * (gamma - 1), verify]
@@ -66,7 +66,7 @@ class CompiledForwards:
             position_ids=(mask.cumsum(-1) - 1).clamp_min(0),
             keep_hidden=keep_hidden,
             max_id=max_id,
-            compiler=Compiler(self._config, _compat.base_model(model)),
+            compiler=Compiler(self._config, model_facts.base_model(model)),
         )
         made.prefill(ids[:, :-1])
         made.make_room(self._columns)
@@ -75,7 +75,7 @@ class CompiledForwards:
     def _forward(self, model: StaticModel, width: int, keep: int) -> Callable[[], tuple]:
         """Return a function that runs one forward of `width` tokens at the prompt's end."""
         rows, capacity = model.buffers.real.shape
-        compiler = Compiler(self._config, _compat.base_model(model.model))
+        compiler = Compiler(self._config, model_facts.base_model(model.model))
         shape = Shape(rows, capacity, (width, keep))
         last = self._inputs["input_ids"].shape[1] - 1
         columns = torch.arange(last, last + width, device=model.device).repeat(rows, 1)

@@ -12,11 +12,11 @@ from benchmarks.rounds.hardware import copy_bandwidth, weight_bytes
 from benchmarks.rounds.runner import Run, Runner, build_timed, runs_at
 from benchmarks.rounds.settings import PROMPTS_AS_GIVEN, BenchmarkSettings, Point
 from benchmarks.rounds.timing import PHASES, Phases
-from hf_diversed import _compat
+from hf_diversed import model_facts
 from hf_diversed.formatting import COMPILED, LOSSLESS, PLAIN
+from hf_diversed.harness.decode import with_progress
+from hf_diversed.harness.methods import UPSTREAM, HeadLike, Method, MethodName
 from hf_diversed.provenance import provenance
-from hf_diversed.running.decode import with_progress
-from hf_diversed.running.methods import UPSTREAM, HeadLike, Method, MethodName
 
 
 LIMIT = "bandwidth limit"
@@ -164,7 +164,7 @@ def _check_contexts(target, draft, settings: BenchmarkSettings, prompts: list[li
     given = max(map(len, prompts)) if prompts else 0
     needed = max(length or given for length in settings.context_lengths) + settings.max_new_tokens
     for role, model in (("target", target), ("draft", draft)):
-        most = _compat.max_positions(model)
+        most = model_facts.max_positions(model)
         if most is not None and needed > most:
             raise ValueError(
                 f"the {role} takes {most} positions, and `context_lengths` with `max_new_tokens` needs {needed}; "
@@ -321,10 +321,10 @@ def _limits(records: list[Record]) -> list[Record]:
 
 
 def _shape(model: PreTrainedModel) -> dict[str, Any]:
-    config = _compat.text_config(model)
+    config = model_facts.text_config(model)
     return {
         "model_type": config.model_type,
-        "name": _compat.public_name(model) or None,
+        "name": model_facts.public_name(model) or None,
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_hidden_layers,
         "vocab_size": config.vocab_size,

@@ -22,13 +22,13 @@ from benchmarks.rounds.timing import (
 )
 from hf_diversed.formatting import COMPILED, PLAIN
 from hf_diversed.generation.patching import install_hook
+from hf_diversed.harness.compiled import default_compile_config
+from hf_diversed.harness.decode import seeded, timed_call
+from hf_diversed.harness.methods import UPSTREAM, HeadLike, Method, MethodName, build_methods, parse_number
+from hf_diversed.harness.pair import eos_ids
+from hf_diversed.harness.prompts import left_padded
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import SpeculativeStats
-from hf_diversed.running.compiled import default_compile_config
-from hf_diversed.running.decode import seeded, timed_call
-from hf_diversed.running.methods import UPSTREAM, HeadLike, Method, MethodName, build_methods, parse_number
-from hf_diversed.running.pair import eos_ids
-from hf_diversed.running.prompts import left_padded
 from hf_diversed.verifiers import DiversedVerifier
 
 

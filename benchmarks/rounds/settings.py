@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hf_diversed.running.sampling import Sampling
+from hf_diversed.harness.sampling import Sampling
 
 
 PROMPTS_AS_GIVEN = 0

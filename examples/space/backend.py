@@ -15,11 +15,11 @@ from transformers import StoppingCriteriaList
 
 from hf_diversed import SpeculativeStats, Verifier
 from hf_diversed.engines.buffers import capacity_for
-from hf_diversed.running.compiled import default_compile_config
-from hf_diversed.running.decode import Decoder
-from hf_diversed.running.methods import Method
-from hf_diversed.running.pair import Pair
-from hf_diversed.running.sampling import Sampling
+from hf_diversed.harness.compiled import default_compile_config
+from hf_diversed.harness.decode import Decoder
+from hf_diversed.harness.methods import Method
+from hf_diversed.harness.pair import Pair
+from hf_diversed.harness.sampling import Sampling
 from hf_diversed.token_view import Piece, PieceStreamer
 
 

@@ -11,9 +11,9 @@ from hf_diversed import (
     StaticEnsembleVerifier,
     Verifier,
 )
+from hf_diversed.harness.pair import Pair
+from hf_diversed.harness.prompts import encode
 from hf_diversed.hub.metadata import hub_id
-from hf_diversed.running.pair import Pair
-from hf_diversed.running.prompts import encode
 
 
 PLAIN, LOSSLESS, LENIENT, STATIC, DIVERSED = METHODS = ("Plain", "Lossless", "Lenience", "Static", "DIVERSED")

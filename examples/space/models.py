@@ -11,10 +11,10 @@ from choice import DIVERSED, LENIENT, check_kind
 from hf_diversed import DiversedHead, LosslessVerifier
 from hf_diversed.cli.demo import REPEAT, TEXTS
 from hf_diversed.cli.models import LOOKUP, load_pair
-from hf_diversed.running.decode import Decoder
-from hf_diversed.running.methods import Method
-from hf_diversed.running.pair import Pair
-from hf_diversed.running.sampling import Sampling
+from hf_diversed.harness.decode import Decoder
+from hf_diversed.harness.methods import Method
+from hf_diversed.harness.pair import Pair
+from hf_diversed.harness.sampling import Sampling
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.zoo import packaged
 

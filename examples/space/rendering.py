@@ -6,7 +6,7 @@ from html import escape
 from backend import COMPILING, OCCUPIED, REPEATS, Comparison, Run
 from choice import COMPILED, DIVERSED, LENIENT, LOSSLESS, PLAIN, STATIC
 
-from hf_diversed.running.timing import TOO_NOISY, Spread, paired_ratio
+from hf_diversed.timing import TOO_NOISY, Spread, paired_ratio
 from hf_diversed.token_view import ORIGINS, RELAXED, TARGET, Piece
 
 

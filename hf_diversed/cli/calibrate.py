@@ -12,13 +12,13 @@ from hf_diversed.cli.terminal import console, notes
 from hf_diversed.evaluation.calibration import Tested, check_shares
 from hf_diversed.evaluation.calibration import calibrate as run
 from hf_diversed.evaluation.results import remove_results
+from hf_diversed.files import write_json
 from hf_diversed.formatting import percent
 from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.head import DiversedHead
 from hf_diversed.head.pulling import CONFIG
 from hf_diversed.hub import publication, read_records
 from hf_diversed.hub.files import CARD
-from hf_diversed.running.files import write_json
 
 
 def calibrate(options: CalibrateOptions) -> None:

@@ -8,13 +8,13 @@ from rich.progress import Progress
 from transformers import CompileConfig
 
 from hf_diversed.formatting import PLAIN
+from hf_diversed.harness.decode import Decoder
+from hf_diversed.harness.methods import Method
+from hf_diversed.harness.pair import Pair
+from hf_diversed.harness.prompts import Prompt, encode
+from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead
 from hf_diversed.outputs import SpeculativeStats
-from hf_diversed.running.decode import Decoder
-from hf_diversed.running.methods import Method
-from hf_diversed.running.pair import Pair
-from hf_diversed.running.prompts import Prompt, encode
-from hf_diversed.running.sampling import Sampling
 from hf_diversed.verifiers import EXAMPLES, DiversedVerifier, PhaseVerifier, StaticEnsembleVerifier, build_verifier
 
 

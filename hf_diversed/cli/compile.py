@@ -12,8 +12,8 @@ from hf_diversed.cli.preparing import numbers
 from hf_diversed.cli.terminal import console, notes, show_own_warnings_only
 from hf_diversed.formatting import PLAIN
 from hf_diversed.generation.schedules import MAX_GAMMA
-from hf_diversed.running.compiled import default_compile_config, warmup
-from hf_diversed.running.sampling import Sampling
+from hf_diversed.harness.compiled import default_compile_config, warmup
+from hf_diversed.harness.sampling import Sampling
 
 
 def compile_rounds(options: CompileOptions) -> None:

@@ -15,13 +15,13 @@ from hf_diversed.cli.options import ENGINES, DemoOptions
 from hf_diversed.cli.rendering import comparison_table, compiled_line, source_legend, token_text
 from hf_diversed.cli.terminal import console, notes, show_own_warnings_only
 from hf_diversed.formatting import PLAIN
+from hf_diversed.harness.compiled import default_compile_config
+from hf_diversed.harness.decode import Decoder
+from hf_diversed.harness.methods import Method
+from hf_diversed.harness.pair import Pair
+from hf_diversed.harness.prompts import Prompt, encode
+from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
-from hf_diversed.running.compiled import default_compile_config
-from hf_diversed.running.decode import Decoder
-from hf_diversed.running.methods import Method
-from hf_diversed.running.pair import Pair
-from hf_diversed.running.prompts import Prompt, encode
-from hf_diversed.running.sampling import Sampling
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.verifiers import build_verifier
 from hf_diversed.zoo import packaged

@@ -12,13 +12,13 @@ from hf_diversed.cli.rendering import pieces_text, source_legend, stats_line
 from hf_diversed.cli.terminal import console, notes, show_own_warnings_only
 from hf_diversed.formatting import PLAIN
 from hf_diversed.generation.request import resolve_verifier
+from hf_diversed.harness.decode import Decoder
+from hf_diversed.harness.methods import DIVERSED, Method
+from hf_diversed.harness.pair import Pair
+from hf_diversed.harness.prompts import Prompt, encode
+from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import load_head
 from hf_diversed.outputs import SpeculativeStats
-from hf_diversed.running.decode import Decoder
-from hf_diversed.running.methods import DIVERSED, Method
-from hf_diversed.running.pair import Pair
-from hf_diversed.running.prompts import Prompt, encode
-from hf_diversed.running.sampling import Sampling
 from hf_diversed.token_view import Piece, PieceStreamer
 from hf_diversed.verifiers import Verifier, build_verifier
 from hf_diversed.zoo.loader import WEIGHTS

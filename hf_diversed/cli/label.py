@@ -4,7 +4,7 @@ from hf_diversed.cli import preparing
 from hf_diversed.cli.models import load_pair
 from hf_diversed.cli.options import LabelOptions
 from hf_diversed.cli.terminal import console, notes
-from hf_diversed.running.sampling import Sampling
+from hf_diversed.harness.sampling import Sampling
 from hf_diversed.tasks.prompted import prompt_rows
 from hf_diversed.training.labels import LabelSettings, make_labels
 

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from hf_diversed.cli.options import LOOKUP
 from hf_diversed.generation import checks
-from hf_diversed.running.pair import Pair, load_model, load_tokenizer
+from hf_diversed.harness.pair import Pair, load_model, load_tokenizer
 from hf_diversed.zoo import load_demo_pair, packaged
 
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_diversed.cli.comparison import Row
 from hf_diversed.formatting import PLAIN, number, percent, with_bounds
 from hf_diversed.outputs import SpeculativeStats, TokenRecords
-from hf_diversed.running.timing import Spread, paired_ratio, show_ratio
+from hf_diversed.timing import Spread, paired_ratio, show_ratio
 from hf_diversed.token_view import ORIGINS, TARGET, Piece, TokenReader
 
 

@@ -17,9 +17,9 @@ from hf_diversed.cli.models import (
 from hf_diversed.cli.options import TrainOptions
 from hf_diversed.cli.preparing import check_new_folder, read_records, remove_earlier_run
 from hf_diversed.cli.terminal import console, interruptible, notes
+from hf_diversed.files import write_json
 from hf_diversed.head import DiversedHead
 from hf_diversed.provenance import provenance
-from hf_diversed.running.files import write_json
 from hf_diversed.tasks import Task, get_task
 from hf_diversed.tasks.prompted import prompt_rows
 from hf_diversed.tasks.rewards import load_reward

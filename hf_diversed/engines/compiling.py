@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 
-from hf_diversed import _compat
+from hf_diversed import _compat, model_facts
 from hf_diversed.engines.buffers import pool
 from hf_diversed.outputs import CompileStats
 
@@ -232,8 +232,8 @@ def why_untraceable(*models: PreTrainedModel | None) -> str | None:
 
 def describe(model: PreTrainedModel) -> str:
     """Return the model's class and, if it has one, its name or path, for messages."""
-    name = _compat.model_name(model)
-    return type(_compat.base_model(model)).__name__ + (f" ({name})" if name else "")
+    name = model_facts.model_name(model)
+    return type(model_facts.base_model(model)).__name__ + (f" ({name})" if name else "")
 
 
 def warn_once(model: PreTrainedModel, message: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from transformers import PreTrainedModel
 
-from hf_diversed import _compat
+from hf_diversed import model_facts
 from hf_diversed.blocks import DraftOutput, Round
 from hf_diversed.engines import static_round
 from hf_diversed.engines.buffers import SMALLEST_GAMMA, gamma_for, pad_rows, size_for
@@ -53,9 +53,9 @@ class StaticEngine:
         if rows.prompt_length < 2:
             return "the prompt has one token, and filling the caches needs at least two"
         for role, model in (("target", target), ("draft", draft)):
-            if model is not None and (reason := _compat.cannot_compile(model)) is not None:
+            if model is not None and (reason := model_facts.cannot_compile(model)) is not None:
                 return f"the {role} {reason}"
-            if model is not None and _compat.recurrent_states(model):
+            if model is not None and model_facts.recurrent_states(model):
                 return f"the {role} has recurrent states"
         return None
 
@@ -64,7 +64,7 @@ class StaticEngine:
         """Return why a round cannot be one function and only the forwards are compiled; None if it can."""
         if None in models:
             return "draft tokens are looked up on the host"
-        if len({_compat.device(model) for model in models}) > 1:
+        if len({model_facts.device(model) for model in models}) > 1:
             return "the models are on different devices"
         if processor.reads_prefix:
             return "a logits processor reads the text so far"
@@ -105,7 +105,7 @@ class StaticEngine:
             draft_traits=self.draft.traits,
             verifier=self.verifier,
             processors=self.eager.processor.processors,
-            vocab_size=_compat.vocab_size(self.target.model),
+            vocab_size=model_facts.vocab_size(self.target.model),
             eos_ids=self.rows.eos_ids_device,
             keep_raw=self.eager.keep_raw,
             keep_scores=self.keep_scores,
@@ -268,7 +268,7 @@ class StaticEngine:
 
 
 def _is_one_function(settings: CallSettings, gamma: int) -> bool:
-    return gamma * _compat.num_layers(settings.draft) + _compat.num_layers(settings.target) <= MAX_LAYERS
+    return gamma * model_facts.num_layers(settings.draft) + model_facts.num_layers(settings.target) <= MAX_LAYERS
 
 
 def _label(settings: CallSettings) -> str:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from hf_diversed import _compat
+from hf_diversed import model_facts
 from hf_diversed.cache import Windows, block_masks, enlarged
 from hf_diversed.engines.buffers import Buffers, States, capacity_for, pad_rows, pool, size_for
 from hf_diversed.engines.compiling import Compiler, Shape, cannot_be_traced
@@ -25,7 +25,7 @@ class Traits:
 
     windows: Windows
     dtype: torch.dtype
-    logits_to_keep: _compat.LogitsToKeep
+    logits_to_keep: model_facts.LogitsToKeep
     keep_hidden: bool
     max_id: int | None
 
@@ -101,7 +101,7 @@ class StaticModel(RaggedModel):
     def __init__(self, model: PreTrainedModel, *args, compiler: Compiler, **kwargs):
         super().__init__(model, *args, **kwargs)
         self._compiler, self.widths = compiler, {1, 2}  # the widths of draft steps
-        self._owner = _compat.base_model(model)
+        self._owner = model_facts.base_model(model)
         self._label = str(id(model.get_input_embeddings()))
         # Columns beyond the last position are masked, so their positions do not matter.
         missing = capacity_for(self._positions.shape[1]) - self._positions.shape[1]

@@ -7,7 +7,7 @@ from hf_diversed.evaluation.results import Results, read_results
 from hf_diversed.evaluation.settings import EvaluationSettings
 from hf_diversed.evaluation.summary import summarize
 from hf_diversed.evaluation.sweep import merge_reports, sweep
-from hf_diversed.running.methods import Method, build_methods
+from hf_diversed.harness.methods import Method, build_methods
 
 
 __all__ = [

@@ -19,8 +19,8 @@ from hf_diversed.evaluation.evaluate import evaluate
 from hf_diversed.evaluation.results import Results, read_results
 from hf_diversed.evaluation.settings import EvaluationSettings
 from hf_diversed.formatting import PLAIN
+from hf_diversed.harness.pair import Pair
 from hf_diversed.head import DiversedHead
-from hf_diversed.running.pair import Pair
 
 
 # Strict to permissive. Below the last one nearly every draft token is accepted.

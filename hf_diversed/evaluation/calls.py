@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import torch
 
+from hf_diversed.harness.decode import Decoder
+from hf_diversed.harness.methods import Method
 from hf_diversed.outputs import SpeculativeStats, TokenRecords
-from hf_diversed.running.decode import Decoder
-from hf_diversed.running.methods import Method
 
 
 class Task(Protocol):

@@ -5,18 +5,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_diversed import _compat
+from hf_diversed import model_facts
 from hf_diversed.evaluation.calls import Task, measured_call
 from hf_diversed.evaluation.results import Journal, Results, read_results
 from hf_diversed.evaluation.settings import EvaluationSettings
 from hf_diversed.evaluation.summary import summarize
+from hf_diversed.files import write_json
+from hf_diversed.harness.decode import Decoder, notify, with_progress
+from hf_diversed.harness.methods import HeadLike, Method, MethodLike, build_methods
+from hf_diversed.harness.pair import Pair
+from hf_diversed.harness.prompts import encode, plan_batches
 from hf_diversed.head import LOOKED_UP
 from hf_diversed.provenance import data_digest, model_digest, provenance
-from hf_diversed.running.decode import Decoder, notify, with_progress
-from hf_diversed.running.files import write_json
-from hf_diversed.running.methods import HeadLike, Method, MethodLike, build_methods
-from hf_diversed.running.pair import Pair
-from hf_diversed.running.prompts import encode, plan_batches
 
 
 REPORT = "evaluation.json"
@@ -203,7 +203,7 @@ def _model_identity(model) -> dict:
     config = dict(model.generation_config.to_diff_dict())
     config.pop("transformers_version", None)
     return {
-        "name": _compat.public_name(model),
+        "name": model_facts.public_name(model),
         "parameters": model.num_parameters(),
         "weights": model_digest(model),
         "dtype": str(model.dtype).removeprefix("torch."),

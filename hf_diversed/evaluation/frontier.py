@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from hf_diversed.formatting import LOSSLESS, PLAIN
-from hf_diversed.running.methods import DIVERSED, parse_number
+from hf_diversed.harness.methods import DIVERSED, parse_number
 
 
 STATIC = "static"

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 from hf_diversed.formatting import LOSSLESS, number, percent
 from hf_diversed.generation.patching import install_hook
 from hf_diversed.generation.recording import record_stats
+from hf_diversed.harness.methods import Method, build_methods
 from hf_diversed.outputs import SpeculativeStats
-from hf_diversed.running.methods import Method, build_methods
 from hf_diversed.zoo.loader import WEIGHTS
 
 

@@ -20,7 +20,7 @@ from matplotlib.transforms import Bbox
 from hf_diversed.evaluation.curves import Curve, Record, parameter, to_curves
 from hf_diversed.evaluation.frontier import STATIC
 from hf_diversed.formatting import LOSSLESS
-from hf_diversed.running.methods import DIVERSED
+from hf_diversed.harness.methods import DIVERSED
 
 
 _METADATA: dict[str, dict] = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hf_diversed.running.files import REMOVE_LINE, append_lines, drop_torn_line, read_lines, writing
+from hf_diversed.files import REMOVE_LINE, append_lines, drop_torn_line, read_lines, writing
 
 
 _FILES = "batches-*.jsonl"

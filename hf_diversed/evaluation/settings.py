@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_diversed.running.sampling import Sampling
+from hf_diversed.harness.sampling import Sampling
 
 
 # Settings that results do not depend on.

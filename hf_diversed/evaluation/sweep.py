@@ -8,9 +8,9 @@ from typing import Any
 from hf_diversed.evaluation.calls import Task
 from hf_diversed.evaluation.evaluate import REPORT, evaluate
 from hf_diversed.evaluation.settings import EvaluationSettings
-from hf_diversed.running.files import write_json
-from hf_diversed.running.methods import HeadLike, MethodLike
-from hf_diversed.running.pair import Pair
+from hf_diversed.files import write_json
+from hf_diversed.harness.methods import HeadLike, MethodLike
+from hf_diversed.harness.pair import Pair
 
 
 # Methods, their settings, and the folder that stores their calls (None: nothing is stored).

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_diversed import _compat
+from hf_diversed import model_facts
 from hf_diversed.engines.buffers import size_for
 from hf_diversed.engines.compiling import Compiler, how_to_compile, warn_once, why_untraceable
 from hf_diversed.engines.static import StaticEngine
@@ -51,7 +51,7 @@ class Parts:
     def keep_rows(self) -> bool:
         """Whether models process all rows in their order, because code of the user in them may index rows."""
         models = [each for each in (self.request.model, self.draft) if each is not None]
-        return not all(map(_compat.is_library_code, models))
+        return not all(map(model_facts.is_library_code, models))
 
     @cached_property
     def only_library_code(self) -> bool:
@@ -59,7 +59,7 @@ class Parts:
         request = self.request
         used = [*self.verifier.components(), *request.processors, *request.criteria]
         used += [each for each in (self.random_source, request.streamer) if each is not None]
-        return not self.keep_rows and all(map(_compat.is_library_code, used))
+        return not self.keep_rows and all(map(model_facts.is_library_code, used))
 
     def engine(self) -> Engine:
         """Return the static engine if it is requested and supports the call, else the eager one."""
@@ -79,7 +79,7 @@ class Parts:
                 reason = None if compile_config is None else why_untraceable(model, self.draft)
             if reason is None:
                 check_every_run = not self.only_library_code or streams_records
-                compiler = Compiler(compile_config, _compat.base_model(model), check_every_run)
+                compiler = Compiler(compile_config, model_facts.base_model(model), check_every_run)
             else:
                 warn_once(model, f'cache_implementation="static" has no effect: {reason}.')
         runner: Callable[..., Any] = partial(
@@ -126,7 +126,7 @@ class Parts:
         return positions.expand(len(input_ids), -1)
 
     def _drafter(self, runner: Callable[..., RaggedModel]) -> DiversedCandidateGenerator | PromptLookupDrafter:
-        vocab_size, config = _compat.vocab_size(self.request.model), self.request.config
+        vocab_size, config = model_facts.vocab_size(self.request.model), self.request.config
         if self.draft is None:
             return PromptLookupDrafter(
                 self.rows,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_diversed import _compat
+from hf_diversed import model_facts
 from hf_diversed.generation import checks
 from hf_diversed.generation.options import HEAD_SETTINGS, Options
 from hf_diversed.generation.patching import install_hook
@@ -125,12 +125,12 @@ def attach(
     if verifier is not None:
         resolve_verifier(None, verifier, **options.head_settings())
     install_hook()
-    return _keep_beside(_compat.base_model(model), Attached(assistant_model, options, num_assistant_tokens))
+    return _keep_beside(model_facts.base_model(model), Attached(assistant_model, options, num_assistant_tokens))
 
 
 def detach(model: PreTrainedModel) -> None:
     """Remove all attachments of a model, in every thread and in the current blocks, if any."""
-    inner = _compat.base_model(model)
+    inner = model_facts.base_model(model)
     with _LOCK:
         _STANDING.pop(inner, None)
     _ENTERED.set(tuple(entered for entered in _ENTERED.get() if entered[0]() is not inner))

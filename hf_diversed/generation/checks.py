@@ -11,7 +11,7 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_diversed import _compat
+from hf_diversed import _compat, model_facts
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.generation.request import Request, check_method
 from hf_diversed.verifiers.base import Verifier
@@ -109,16 +109,16 @@ def check_verifier(verifier: Verifier, context: DecodingContext) -> None:
 
 def check_architecture(model: PreTrainedModel, role: str) -> None:
     """Raise if the cache of a model cannot be rolled back per row. `role` is "target" or "draft"."""
-    if not isinstance(_compat.base_model(model), PreTrainedModel):
+    if not isinstance(model_facts.base_model(model), PreTrainedModel):
         raise TypeError(
             f"the {role} must be a model of transformers (or a PEFT model around one), got {type(model).__name__}; "
             "load it with AutoModelForCausalLM.from_pretrained."
         )
-    name = type(_compat.base_model(model)).__name__
-    if (reason := _compat.cannot_roll_back(model)) is not None:
+    name = type(model_facts.base_model(model)).__name__
+    if (reason := model_facts.cannot_roll_back(model)) is not None:
         raise ValueError(f"the {role} {name} {reason}")
-    implementation = _compat.attention_implementation(model)
-    if implementation not in _compat.MASKED_ATTENTION:
+    implementation = model_facts.attention_implementation(model)
+    if implementation not in model_facts.MASKED_ATTENTION:
         raise ValueError(
             f"the {role} {name} uses attn_implementation={implementation!r}, which does not support 4D masks; load "
             'it with attn_implementation="sdpa" (or "eager").'
@@ -128,26 +128,26 @@ def check_architecture(model: PreTrainedModel, role: str) -> None:
 def check_model(model: PreTrainedModel, role: str) -> None:
     """`check_architecture`, and raise ValueError for models in a state that does not allow decoding."""
     check_architecture(model, role)
-    name = type(_compat.base_model(model)).__name__
-    if _compat.device(model) is None:
+    name = type(model_facts.base_model(model)).__name__
+    if model_facts.device(model) is None:
         raise ValueError(f"the {role} {name} has no weights (its device is meta); load it with from_pretrained.")
-    if _compat.recomputes_activations(model):
+    if model_facts.recomputes_activations(model):
         raise ValueError(
             f"the {role} {name} is in training mode with gradient checkpointing, which drops the cache; call "
             "model.eval() or model.gradient_checkpointing_disable() first."
         )
-    adapter = _compat.prompt_learning_adapter(model)
+    adapter = model_facts.prompt_learning_adapter(model)
     if adapter is not None:
         raise ValueError(
             f"the {role} {name} has a prompt-learning adapter ({adapter}), whose virtual tokens are not supported; "
             "use an adapter without them, such as LoRA."
         )
-    if "alora_offsets" in _compat.peft_inputs(model):
+    if "alora_offsets" in model_facts.peft_inputs(model):
         raise ValueError(
             f"the {role} {name} has an activated LoRA (aLoRA), whose start PEFT counts from the end of the prompt, "
             "which is wrong for blocks of draft tokens; use an adapter without alora_invocation_tokens."
         )
-    if _compat.is_sharded(model):
+    if model_facts.is_sharded(model):
         raise ValueError(f"the {role} {name} is sharded over processes (ZeRO-3 or FSDP); gather it first.")
 
 
@@ -155,17 +155,17 @@ def check_rows(model: PreTrainedModel, role: str, batch_size: int) -> None:
     """Raise ValueError for batch sizes > 1 if positions cannot differ per row, or if adapters belong to rows."""
     if batch_size == 1:
         return
-    name = type(_compat.base_model(model)).__name__
+    name = type(model_facts.base_model(model)).__name__
     for argument, advice in (
         ("adapter_names", "call set_adapter, and decode the prompts of each adapter in a call of their own"),
         ("task_ids", "decode the prompts one by one"),
     ):
-        if argument in _compat.peft_inputs(model):
+        if argument in model_facts.peft_inputs(model):
             raise ValueError(
                 f"the {role} {name} has an adapter or task per row ({argument}), but equal prompts are processed once "
                 f"and finished rows are removed: batch size must be 1, got {batch_size}; {advice}."
             )
-    if (reason := _compat.needs_equal_rows(model)) is not None:
+    if (reason := model_facts.needs_equal_rows(model)) is not None:
         raise ValueError(
             f"the {role} {name} {reason}, which is wrong for rows of different lengths: batch size must be 1, got "
             f"{batch_size}; decode the prompts one by one."
@@ -253,7 +253,7 @@ def check_drafts(model: PreTrainedModel, draft: PreTrainedModel | None, config: 
         value = getattr(config, name)
         if value is not None and not is_count(value):
             raise ValueError(f"{name} must be an integer >= 1, got {value!r}.")
-    exit_layer, layers = config.assistant_early_exit, _compat.num_layers(model)
+    exit_layer, layers = config.assistant_early_exit, model_facts.num_layers(model)
     if exit_layer is not None and exit_layer >= layers:
         raise ValueError(
             f"assistant_early_exit must be below the model's {layers} layers, got {exit_layer}: with all layers, "
@@ -277,10 +277,10 @@ def check_return_sequences(count: int | None, named: dict[str, int | None]) -> N
 
 def check_early_exit(model: PreTrainedModel) -> None:
     """Raise ValueError if the target's first layers cannot draft."""
-    if _compat.recurrent_states(model):
+    if model_facts.recurrent_states(model):
         raise ValueError(
-            f"assistant_early_exit is not supported for {type(_compat.base_model(model)).__name__} because its layers "
-            "have recurrent states; pass an assistant_model or prompt_lookup_num_tokens."
+            f"assistant_early_exit is not supported for {type(model_facts.base_model(model)).__name__} because its "
+            "layers have recurrent states; pass an assistant_model or prompt_lookup_num_tokens."
         )
 
 
@@ -315,7 +315,7 @@ def check_inputs(
     for name, value in model_kwargs.items():
         if value is None or name in _TEXT_INPUTS or name in _compat.CACHE_NAMES:
             continue
-        if name in TEXT_MARKERS and not _compat.reads_token_types(model) and not torch.as_tensor(value).any():
+        if name in TEXT_MARKERS and not model_facts.reads_token_types(model) and not torch.as_tensor(value).any():
             continue
         if name == "mm_encoder_outputs" and all(output is None for output in value.values()):
             continue
@@ -329,7 +329,7 @@ def check_inputs(
 
 def check_vocabularies(model: PreTrainedModel, draft: PreTrainedModel) -> None:
     """Raise ValueError if the vocabulary sizes differ by more than padding."""
-    target_size, draft_size = _compat.vocab_size(model), _compat.vocab_size(draft)
+    target_size, draft_size = model_facts.vocab_size(model), model_facts.vocab_size(draft)
     if abs(target_size - draft_size) > max(_LARGEST_PADDING, max(target_size, draft_size) // 100):
         raise ValueError(
             f"target and draft model have vocabularies of {target_size} and {draft_size} ids, which is more than "
@@ -367,12 +367,12 @@ def check_tokenizers(
         tokenizer, assistant_tokenizer: of target and draft model. None to load it from the model's folder or the local
             Hub cache. If one is missing, only a difference of vocabulary sizes is reported, by a warning.
     """
-    files = [_vocabulary_file(*_compat.model_origin(model)) for model in (target, draft)]
+    files = [_vocabulary_file(*model_facts.model_origin(model)) for model in (target, draft)]
     if tokenizer is None and assistant_tokenizer is None and None not in files and _same_content(*files):
         return
     first = tokenizer if tokenizer is not None else _load(files[0])
     second = assistant_tokenizer if assistant_tokenizer is not None else _load(files[1])
-    sizes = _compat.vocab_size(target), _compat.vocab_size(draft)
+    sizes = model_facts.vocab_size(target), model_facts.vocab_size(draft)
     if first is None or second is None:
         if sizes[0] != sizes[1]:
             logger.warning_once(

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from hf_diversed import _compat
+from hf_diversed import model_facts
 from hf_diversed.blocks import DraftOutput
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.ragged_model import RaggedModel
@@ -89,7 +89,7 @@ class DiversedCandidateGenerator(CandidateGenerator):
         keep_raw_logits: bool,
         runner: Callable[..., RaggedModel],
     ):
-        known_ids = _compat.known_ids(assistant_model)
+        known_ids = model_facts.known_ids(assistant_model)
         self.model = runner(assistant_model, max_id=known_ids - 1 if known_ids < vocab_size else None)
         self.rows = rows
         self.processor = processor

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 
-from hf_diversed import _compat
+from hf_diversed import _compat, model_facts
 from hf_diversed.generation import checks
 from hf_diversed.generation.attachment import attached_to
 from hf_diversed.generation.options import Options
@@ -55,13 +55,13 @@ def _generate_relaxed(original, named: dict[str, Any], options: Options, attache
         assistant_tokenizer=extra.pop("assistant_tokenizer", None),
     )
     changed = _take_over_stop_strings(arguments, tokenizer)
-    if arguments.setting("prompt_lookup_num_tokens") is not None and _compat.recurrent_states(model):
+    if arguments.setting("prompt_lookup_num_tokens") is not None and model_facts.recurrent_states(model):
         # Upstream refuses prompt lookup for models with recurrent states. Use a shallow copy that lacks the mark.
         changed = copy.copy(changed)
         changed._is_stateful = False
     for name in ("assistant_model", "custom_generate"):
         named.pop(name, None)
-    for name in checks.TEXT_MARKERS - _compat.forward_inputs(model):  # all zeros; upstream would reject the argument
+    for name in checks.TEXT_MARKERS - model_facts.forward_inputs(model):  # all zeros, which upstream would reject
         extra.pop(name, None)
     extra.pop("num_assistant_tokens", None)
     return original(changed, custom_generate=loop, **named, **extra)
@@ -86,7 +86,7 @@ def _refuse_modes_of_upstream(arguments: Arguments) -> None:
         checks.check_early_exit(model)
     sources = {name: arguments.setting(name) for name in DRAFT_MODES}
     checks.check_return_sequences(arguments.setting("num_return_sequences"), sources)
-    inputs = _compat.forward_inputs(model) | checks.TEXT_MARKERS
+    inputs = model_facts.forward_inputs(model) | checks.TEXT_MARKERS
     given = {name: value for name, value in extra.items() if name in inputs}
     is_user_cache = any(extra.get(name) is not None for name in _compat.CACHE_NAMES)
     prompts = arguments.named.get("inputs")  # None in both places: upstream starts with BOS

@@ -13,14 +13,14 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from hf_diversed import _compat
+from hf_diversed import _compat, model_facts
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.engines.buffers import gamma_for, size_for
 from hf_diversed.generation import checks
 from hf_diversed.generation.assembly import Parts, wanted_results
 from hf_diversed.generation.decoding import run_rounds
 from hf_diversed.generation.engine import Engine
-from hf_diversed.generation.experience import RoundTimes, Survival, recall
+from hf_diversed.generation.measurements import RoundTimes, Survival, recall
 from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.generation.processing import BlockProcessor, StopTracker
 from hf_diversed.generation.recording import Recorder
@@ -145,7 +145,7 @@ def plan(request: Request) -> Plan:
     config, assistant = request.config, request.assistant_model
     draft = assistant
     if config.assistant_early_exit is not None:
-        draft = _compat.first_layers(request.model, config.assistant_early_exit)
+        draft = model_facts.first_layers(request.model, config.assistant_early_exit)
     criteria = _compat.sort_criteria(request.criteria)
     # A `MaxLengthCriteria` of the caller takes precedence; at least one token is generated.
     length = min(criteria.max_lengths, default=config.max_length)
@@ -214,22 +214,22 @@ def _context(request: Request, draft: PreTrainedModel | None, temperatures: torc
     return DecodingContext(
         batch_size=batch_size,
         num_prompts=batch_size // (config.num_return_sequences or 1),
-        vocab_size=_compat.vocab_size(request.model),
+        vocab_size=model_facts.vocab_size(request.model),
         temperature=temperature if temperatures is None else None,
-        target_hidden_size=_compat.hidden_width(request.model),
-        draft_hidden_size=None if draft is None else _compat.hidden_width(draft),
-        target_name=_compat.model_name(request.model),
-        draft_name="" if draft is None else _compat.model_name(draft),
-        target=_compat.base_model(request.model),
-        draft=None if assistant is None else _compat.base_model(assistant),
+        target_hidden_size=model_facts.hidden_width(request.model),
+        draft_hidden_size=None if draft is None else model_facts.hidden_width(draft),
+        target_name=model_facts.model_name(request.model),
+        draft_name="" if draft is None else model_facts.model_name(draft),
+        target=model_facts.base_model(request.model),
+        draft=None if assistant is None else model_facts.base_model(assistant),
     )
 
 
 def _schedule(request: Request, engine: Engine, gamma: int, max_gamma: int) -> AdaptiveSchedule:
     """Return the adaptive schedule, which reuses measurements of earlier calls with the same models."""
-    target, config, assistant = _compat.base_model(request.model), request.config, request.assistant_model
+    target, config, assistant = model_facts.base_model(request.model), request.config, request.assistant_model
     # Without a draft model, the target may be a shallow copy for this call, which shares the model's modules.
-    pair = [target.get_input_embeddings()] * 2 if assistant is None else [target, _compat.base_model(assistant)]
+    pair = [target.get_input_embeddings()] * 2 if assistant is None else [target, model_facts.base_model(assistant)]
     sources = config.prompt_lookup_num_tokens, config.assistant_early_exit
     device = engine.rows.ids.device
     running = str(device), torch.get_num_threads(), engine.report()["engine"], *sources

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from hf_diversed import _compat
+from hf_diversed import _compat, model_facts
 from hf_diversed.cache import Masks, RaggedCache
 from hf_diversed.generation.rows import PerRow, RaggedRows
 
@@ -18,7 +18,7 @@ _MIN_SKIPPED_PADDING = 512  # padding tokens that an extra forward of the prefil
 
 @dataclass(frozen=True)
 class RotaryLimit:
-    """Length at which the target's rotary frequencies change, for batch size 1; see `_compat.rotary_limit`.
+    """Length at which the target's rotary frequencies change, for batch size 1; see `model_facts.rotary_limit`.
 
     Attributes:
         length: of the row, in columns, up to which the frequencies are constant. grows: whether they change with every
@@ -68,24 +68,24 @@ class RaggedModel:
     ):
         self._rows = rows
         self._keep_rows = keep_rows
-        self.model = _compat.recording_view(model) if keep_hidden else model
-        self.device = _compat.device(model) or position_ids.device
+        self.model = model_facts.recording_view(model) if keep_hidden else model
+        self.device = model_facts.device(model) or position_ids.device
         self._dtype = model.dtype  # device and dtype are properties that iterate over all parameters
         self.keep_hidden = keep_hidden
         self.num_forwards = 0
         self._max_id = max_id
         self._prompt_mask = None if prompt_mask is None else prompt_mask.to(self.device, torch.long)
-        states = _compat.recurrent_states(model)
+        states = model_facts.recurrent_states(model)
         limit = rows.ids.shape[1] + self.spare_columns  # columns, rejected and padding tokens included
         position_ids = position_ids.to(self.device)
         generated = torch.arange(limit - position_ids.shape[1], device=self.device)
         remaining = rows.max_length - 1 - position_ids.shape[1]
         self._positions = torch.cat([position_ids, position_ids[:, -1:] + 1 + generated.clamp_max(remaining)], dim=1)
         real = None if self._prompt_mask is None else self._prompt_mask.bool()
-        self._cache = RaggedCache(_compat.num_layers(model), limit, real, _compat.mask_windows(model), states)
+        self._cache = RaggedCache(model_facts.num_layers(model), limit, real, model_facts.mask_windows(model), states)
         # With a rotary limit, the highest position of a forward determines how it rotates all keys.
-        self._may_join = not (keep_rows or states) and _compat.rotary_limit(model) is None
-        self._logits_to_keep = _compat.logits_to_keep(model)
+        self._may_join = not (keep_rows or states) and model_facts.rotary_limit(model) is None
+        self._logits_to_keep = model_facts.logits_to_keep(model)
 
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
         """Fill the cache with prompt ids (long `[B, N]`, N may be 0). Without `keep_rows`, equal prompts share a row.
@@ -220,20 +220,20 @@ def find_rotary_limit(model: PreTrainedModel, position_ids: torch.Tensor, max_le
         ValueError: for several rows, as they would use the frequencies of the longest one, and for models with
             recurrent states, as tokens are read again at the limit.
     """
-    found = _compat.rotary_limit(model)
+    found = model_facts.rotary_limit(model)
     if found is None or max_length <= found[0]:
         return None
     (limit, rope_type), (batch_size, prompt_length) = found, position_ids.shape
-    if _compat.recurrent_states(model):
+    if model_facts.recurrent_states(model):
         raise ValueError(
-            f"the target {type(_compat.base_model(model)).__name__} has recurrent states and changes its rotary "
+            f"the target {type(model_facts.base_model(model)).__name__} has recurrent states and changes its rotary "
             f"frequencies at {limit} ids (type {rope_type!r}), which is not supported: prompt and new tokens may have "
             f"at most {limit} ids together, got {max_length}."
         )
     grows, lengths = rope_type != "longrope", position_ids[:, -1] + 1
     if batch_size > 1 and (grows or int(lengths.min()) <= limit):
         raise ValueError(
-            f"the target {type(_compat.base_model(model)).__name__} changes its rotary frequencies at {limit} ids "
+            f"the target {type(model_facts.base_model(model)).__name__} changes its rotary frequencies at {limit} ids "
             f"(type {rope_type!r}), for all rows of a batch at once: batch size must be 1 for calls that can pass it, "
             f"got {batch_size}. Decode the prompts one by one, or keep prompts and new tokens within it."
         )
@@ -242,7 +242,7 @@ def find_rotary_limit(model: PreTrainedModel, position_ids: torch.Tensor, max_le
             f"the target's rotary frequencies change with every position beyond {limit} (rope type {rope_type!r}), so "
             "no tokens are drafted there."
         )
-    rereads_at = limit if batch_size == 1 and _compat.rereads_at_rotary_limit(model) else None
+    rereads_at = limit if batch_size == 1 and model_facts.rereads_at_rotary_limit(model) else None
     return RotaryLimit(limit + prompt_length - int(lengths[0]), grows, rereads_at)
 
 
@@ -253,7 +253,7 @@ def run_model(
     positions: torch.Tensor,
     cache: Cache,
     keep: int,
-    logits_to_keep: _compat.LogitsToKeep,
+    logits_to_keep: model_facts.LogitsToKeep,
     hidden: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Run one forward over tokens, long `[B, Q]`. Returns logits float32 `[B, keep, V]` and, if `hidden`, states."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hf_diversed.blocks import DraftOutput
-from hf_diversed.generation.experience import RoundTimes, Survival
+from hf_diversed.generation.measurements import RoundTimes, Survival
 from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.theory import best_gamma
 from hf_diversed.verifiers.base import VerifierState

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from hf_diversed.running.prompts import render
+from hf_diversed.harness.prompts import render
 
 
 Record = Mapping[str, Any]

@@ -9,7 +9,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint, rotate_checkpoints
 
-from hf_diversed.running.files import writing
+from hf_diversed.files import writing
 from hf_diversed.tasks.rewards import RewardError
 
 

@@ -24,16 +24,16 @@ from typing import Any
 import torch
 
 from hf_diversed.blocks import DraftOutput, TargetOutput
+from hf_diversed.files import append_lines, drop_torn_line, read_lines
 from hf_diversed.formatting import LOSSLESS, duration
+from hf_diversed.harness.decode import Decoder, notify, with_progress
+from hf_diversed.harness.methods import Method
+from hf_diversed.harness.pair import Pair
+from hf_diversed.harness.prompts import Prompt, encode, plan_batches
+from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import SOURCES
 from hf_diversed.provenance import data_digest, model_digest, provenance
-from hf_diversed.running.decode import Decoder, notify, with_progress
-from hf_diversed.running.files import append_lines, drop_torn_line, read_lines
-from hf_diversed.running.methods import Method
-from hf_diversed.running.pair import Pair
-from hf_diversed.running.prompts import Prompt, encode, plan_batches
-from hf_diversed.running.sampling import Sampling
 from hf_diversed.tasks import Record, Task
 from hf_diversed.verifiers import DiversedVerifier, LosslessVerifier
 from hf_diversed.verifiers.mixture import Weights

@@ -5,9 +5,9 @@ import math
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_diversed import _compat
+from hf_diversed import model_facts
+from hf_diversed.harness.pair import load_tokenizer as from_name
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
-from hf_diversed.running.pair import load_tokenizer as from_name
 from hf_diversed.training.arguments import DiversedConfig
 
 
@@ -24,7 +24,7 @@ def load_frozen(model: PreTrainedModel | str, args: DiversedConfig) -> PreTraine
 
 def load_tokenizer(target: PreTrainedModel | str) -> PreTrainedTokenizerBase:
     """Return the target's tokenizer, padding on the left."""
-    name = target if isinstance(target, str) else _compat.model_name(target)
+    name = target if isinstance(target, str) else model_facts.model_name(target)
     if not name:
         raise ValueError("the tokenizer cannot be found for a target without a name; pass processing_class=.")
     tokenizer = from_name(name)

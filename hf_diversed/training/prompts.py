@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import Sampler
 from transformers import PreTrainedModel
 
-from hf_diversed import _compat
+from hf_diversed import model_facts
 
 
 def check_context(name: str, lengths: Sequence[int], new_tokens: int, models: dict[str, PreTrainedModel]) -> None:
@@ -23,7 +23,7 @@ def check_context(name: str, lengths: Sequence[int], new_tokens: int, models: di
     """
     if 0 in lengths:
         raise ValueError(f"prompt {lengths.index(0)} of {name} has no tokens; leave it out.")
-    contexts = {model: most for model, most in ((n, _compat.max_positions(m)) for n, m in models.items()) if most}
+    contexts = {model: most for model, most in ((n, model_facts.max_positions(m)) for n, m in models.items()) if most}
     if not contexts:
         return
     narrowest = min(contexts, key=contexts.__getitem__)

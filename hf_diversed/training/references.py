@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_diversed.running.files import write_json
+from hf_diversed.files import write_json
 
 
 class ReferenceRewards:

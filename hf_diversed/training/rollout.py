@@ -8,13 +8,13 @@ import torch
 
 from hf_diversed.blocks import Verdict
 from hf_diversed.formatting import LOSSLESS
+from hf_diversed.harness.decode import Decoded, Decoder
+from hf_diversed.harness.methods import Method
+from hf_diversed.harness.pair import Pair
+from hf_diversed.harness.prompts import Prompt, encode, plan_batches
+from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead
 from hf_diversed.outputs import SOURCES, SpeculativeStats, TokenRecords
-from hf_diversed.running.decode import Decoded, Decoder
-from hf_diversed.running.methods import Method
-from hf_diversed.running.pair import Pair
-from hf_diversed.running.prompts import Prompt, encode, plan_batches
-from hf_diversed.running.sampling import Sampling
 from hf_diversed.verifiers import DiversedVerifier, LosslessVerifier
 from hf_diversed.verifiers.diversed import AS_TRAINED
 from hf_diversed.verifiers.learned import Decisions

@@ -9,7 +9,7 @@ from accelerate.utils import broadcast_object_list
 from filelock import FileLock, Timeout
 from transformers import TrainingArguments
 
-from hf_diversed.running.files import writing
+from hf_diversed.files import writing
 
 
 LOCK = ".training.lock"

@@ -17,10 +17,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerContro
 from transformers.trainer_utils import HubStrategy, IntervalStrategy
 
 from hf_diversed import _compat
+from hf_diversed.harness.pair import Pair
+from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.provenance import model_digest, provenance, recorded_settings
-from hf_diversed.running.pair import Pair
-from hf_diversed.running.sampling import Sampling
 from hf_diversed.tasks.rewards import RewardError, RewardFunc, RewardSum
 from hf_diversed.training.arguments import DiversedConfig, own_settings
 from hf_diversed.training.checkpoints import AtomicCheckpoints, Rescue, resume_point

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
+from hf_diversed.harness.pair import Pair
 from hf_diversed.head import DiversedHead
-from hf_diversed.running.pair import Pair
 
 
 WEIGHTS = Path(__file__).parent / "weights"

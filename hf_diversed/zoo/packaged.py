@@ -22,7 +22,7 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import is_gguf_available
 
-from hf_diversed.running.files import writing
+from hf_diversed.files import writing
 
 
 CACHE = Path(HF_HOME) / "hf_diversed"

@@ -15,8 +15,8 @@ from benchmarks.rounds.timing import PHASES
 from hf_diversed import LosslessVerifier, StaticEnsembleVerifier
 from hf_diversed.generation.planning import diversed_decoding
 from hf_diversed.generation.recording import Recorder
+from hf_diversed.harness.methods import Method
 from hf_diversed.outputs import CompileStats, SpeculativeStats
-from hf_diversed.running.methods import Method
 from hf_diversed.verifiers.base import Verifier
 from tests import tiny
 from tests.verifier_cases import make_block

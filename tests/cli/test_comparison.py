@@ -7,10 +7,10 @@ from rich.console import Console
 
 from hf_diversed.cli import comparison
 from hf_diversed.cli.rendering import comparison_table, compiled_line
+from hf_diversed.harness.decode import Decoded
+from hf_diversed.harness.methods import Method
+from hf_diversed.harness.sampling import Sampling
 from hf_diversed.outputs import SpeculativeStats
-from hf_diversed.running.decode import Decoded
-from hf_diversed.running.methods import Method
-from hf_diversed.running.sampling import Sampling
 from hf_diversed.verifiers import LosslessVerifier
 
 

@@ -12,8 +12,8 @@ from hf_diversed.cli.options import TrainOptions
 from hf_diversed.cli.rendering import results_table
 from hf_diversed.cli.train import load_rows
 from hf_diversed.evaluation.intervals import wilson
-from hf_diversed.running.decode import Decoder
-from hf_diversed.running.prompts import encode
+from hf_diversed.harness.decode import Decoder
+from hf_diversed.harness.prompts import encode
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.zoo.loader import WEIGHTS
 from tests.commands import refused, run, succeed

@@ -11,10 +11,10 @@ from hf_diversed.cli.train import pair_options
 from hf_diversed.cli.training import call
 from hf_diversed.formatting import PLAIN
 from hf_diversed.generation.recording import record_stats
+from hf_diversed.harness.decode import Decoder
+from hf_diversed.harness.methods import Method, build_methods
+from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead
-from hf_diversed.running.decode import Decoder
-from hf_diversed.running.methods import Method, build_methods
-from hf_diversed.running.sampling import Sampling
 from hf_diversed.zoo import packaged
 from tests.commands import run, succeed
 

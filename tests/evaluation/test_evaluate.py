@@ -10,8 +10,8 @@ import torch
 from hf_diversed import DiversedHead, DiversedHeadConfig, attach
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results, report, summarize
 from hf_diversed.evaluation.intervals import wilson
-from hf_diversed.running.pair import Pair
-from hf_diversed.running.prompts import plan_batches
+from hf_diversed.harness.pair import Pair
+from hf_diversed.harness.prompts import plan_batches
 from hf_diversed.verifiers import StaticEnsembleVerifier
 from tests.evaluation.fakes import Interrupted, LetterTask, examples, tiny_pair
 

@@ -3,7 +3,7 @@
 import pytest
 
 from hf_diversed.evaluation.frontier import FAMILIES, expand
-from hf_diversed.running.methods import MethodName, build_methods
+from hf_diversed.harness.methods import MethodName, build_methods
 
 
 def test_families_expand_into_methods():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hf_diversed.evaluation.results import Journal, read_results
-from hf_diversed.running.files import WriteError, append_lines, write_json
+from hf_diversed.files import WriteError, append_lines, write_json
 
 
 HEADER = {"task": "letters", "num_batches": 3, "settings": {"samples_per_prompt": 1}}

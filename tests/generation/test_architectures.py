@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers as tf
 
-from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier, _compat
+from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier, model_facts
 from hf_diversed.generation import ragged_model
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.rows import PerRow, RaggedRows
@@ -29,7 +29,7 @@ PROMPT, NEW, GAMMA = 9, 12, 4  # 21 tokens in all: well beyond the sliding windo
 def pair(request):
     architecture, attention = request.param
     target = tiny.tiny_model(architecture, attention=attention)
-    assert _compat.attention_implementation(target) == attention
+    assert model_facts.attention_implementation(target) == attention
     return target, tiny.tiny_draft(target)
 
 
@@ -69,7 +69,7 @@ def test_ragged_batch_is_its_single_runs(pair, kind):
     """Catches rounds that end elsewhere in a batch than alone: relaxed distributions depend on where a round ends."""
     target, _ = pair
     draft, inputs, new = tiny.tiny_draft(target, noise=0.35), tiny.ragged_batch(4, PROMPT), 7
-    width = _compat.hidden_width(target)
+    width = model_facts.hidden_width(target)
     head = tiny.tiny_head(target_hidden_size=width, draft_hidden_size=width)
     verifier = StaticEnsembleVerifier(0.3) if kind == "static" else DiversedVerifier(head)
     batch = decode(target, draft, inputs, verifier, max_new_tokens=new)
@@ -309,5 +309,5 @@ def test_quantized_modules(quantized, given):
     given = given | ({"diversed_strictness": 1.0} if "diversed_head" in given else {})
     call = {**tiny.ragged_batch(), "do_sample": False, "max_new_tokens": NEW}
     for target, draft in ((small[0], models[1]), (models[0], small[1]), small):
-        assert _compat.vocab_size(target) == _compat.known_ids(draft) == tiny.VOCAB_SIZE
+        assert model_facts.vocab_size(target) == model_facts.known_ids(draft) == tiny.VOCAB_SIZE
         assert torch.equal(target.generate(**call, assistant_model=draft, **given), target.generate(**call))

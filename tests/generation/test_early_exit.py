@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from hf_diversed import DiversedVerifier, StaticEnsembleVerifier, _compat
+from hf_diversed import DiversedVerifier, StaticEnsembleVerifier, model_facts
 from tests.generation.test_verifiers import assert_naive
 from tests.tiny import ragged_batch, tiny_head, tiny_model
 
@@ -35,12 +35,12 @@ def test_view_leaves_after_its_layers(architecture):
     """Catches a view that runs every layer, as upstream's does for some models, or lacks the final norm."""
     model = tiny_model(architecture)
     ids = ragged_batch()["input_ids"][:2].clamp_min(4)
-    view = _compat.first_layers(model, 1)
+    view = model_facts.first_layers(model, 1)
     other = copy.deepcopy(model)
     for parameter in [p for name, p in other.named_parameters() if "layers.1." in name or "h.1." in name]:
         parameter.normal_()
     assert not torch.allclose(other(ids).logits, model(ids).logits, atol=1e-2)
-    assert torch.equal(_compat.first_layers(other, 1)(ids).logits, view(ids).logits)
+    assert torch.equal(model_facts.first_layers(other, 1)(ids).logits, view(ids).logits)
     assert not torch.allclose(view(ids).logits, model(ids).logits, atol=1e-2)
     if architecture in ("llama", "gemma3_text", "qwen3_moe"):
         assert torch.equal(view(ids).logits, upstream_logits(model, ids, 1))
@@ -62,7 +62,7 @@ def test_fast_path_equals_naive_reference(verifier):
     target, inputs = tiny_model("llama"), ragged_batch()
     fast = exits_early(target, verifier, inputs).sequences
     for row in range(4):
-        assert_naive((target, _compat.first_layers(target, 1)), verifier, inputs, fast, row, 3, 16)
+        assert_naive((target, model_facts.first_layers(target, 1)), verifier, inputs, fast, row, 3, 16)
 
 
 def test_model_is_unchanged():
@@ -73,7 +73,7 @@ def test_model_is_unchanged():
         hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in target.modules())
         return target.config.to_dict(), [set(vars(m)) for m in target.modules()], hooks
 
-    view = _compat.first_layers(target, 1)
+    view = model_facts.first_layers(target, 1)
     before = snapshot()
     ids = ragged_batch()["input_ids"]
     assert len(view(ids, output_hidden_states=True).hidden_states) == 2

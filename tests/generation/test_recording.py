@@ -6,8 +6,8 @@ import torch
 from hf_diversed.evaluation import EvaluationSettings, evaluate
 from hf_diversed.generation import recording
 from hf_diversed.generation.recording import RecordedRound, sum_up
+from hf_diversed.harness.pair import Pair
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
-from hf_diversed.running.pair import Pair
 from hf_diversed.theory import expected_accepted
 from hf_diversed.verifiers import DiversedVerifier
 from tests.evaluation.fakes import LetterTask, examples, tiny_pair

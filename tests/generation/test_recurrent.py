@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, _compat, diversed_decoding
+from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, diversed_decoding, model_facts
 from hf_diversed.engines.static import StaticEngine
 from hf_diversed.generation import decoding, planning, ragged_model, recurrent_model
 from hf_diversed.generation.ragged_model import RaggedModel
@@ -236,4 +236,4 @@ def test_other_models_keep_no_states():
     llama = tiny_model("llama")
     model = open_model(llama, RaggedRows(prompt(4), 8, 0, [], PAD), None, torch.arange(4)[None], keep_hidden=False)
     assert type(model) is RaggedModel
-    assert _compat.recurrent_states(llama) == []
+    assert model_facts.recurrent_states(llama) == []

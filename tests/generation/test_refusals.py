@@ -13,7 +13,14 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 import hf_diversed
 from benchmarks.rounds import SyntheticVerifier
-from hf_diversed import DiversedHead, DiversedHeadConfig, LosslessVerifier, StaticEnsembleVerifier, _compat
+from hf_diversed import (
+    DiversedHead,
+    DiversedHeadConfig,
+    LosslessVerifier,
+    StaticEnsembleVerifier,
+    _compat,
+    model_facts,
+)
 from hf_diversed.verifiers import ContrastiveVerifier, PhaseVerifier
 from tests import tiny
 
@@ -401,7 +408,7 @@ def modules_run():
 def test_refused_by_name_before_any_forward(call, words, error, patch, monkeypatch):
     """Catches a mode that is ignored, fails during decoding, or raises an error of upstream about something else."""
     if patch:
-        monkeypatch.setattr(_compat, patch, lambda *args: True)
+        monkeypatch.setattr(model_facts, patch, lambda *args: True)
     with modules_run() as ran, pytest.raises(error) as raised:
         call()
     assert ran == []

@@ -15,8 +15,8 @@ import torch
 from hf_diversed import StaticEnsembleVerifier, record_stats
 from hf_diversed.engines import static
 from hf_diversed.engines.compiling import clear_compiled
-from hf_diversed.generation import checks, experience
-from hf_diversed.generation.experience import RoundTimes, Survival, recall
+from hf_diversed.generation import checks, measurements
+from hf_diversed.generation.measurements import RoundTimes, Survival, recall
 from hf_diversed.generation.schedules import MAX_GAMMA, AdaptiveSchedule
 from hf_diversed.theory import ForwardTimes, best_gamma
 from hf_diversed.verifiers import build_verifier
@@ -168,9 +168,9 @@ def lengths(monkeypatch):
             return chosen[-1]
 
     monkeypatch.setattr("hf_diversed.generation.planning.AdaptiveSchedule", Watched)
-    experience._pairs.clear()
+    measurements._pairs.clear()
     yield chosen
-    experience._pairs.clear()
+    measurements._pairs.clear()
 
 
 CALL = {"num_assistant_tokens_schedule": "adaptive", "max_new_tokens": 40, "do_sample": False}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from hf_diversed.running.files import WriteError
+from hf_diversed.files import WriteError
 from hf_diversed.training import run_folder
 from hf_diversed.training.run_folder import LOCK
 from tests.training import runs

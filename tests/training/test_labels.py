@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from hf_diversed.features import distribution_features, drafted_token_features
-from hf_diversed.running.pair import Pair
-from hf_diversed.running.sampling import Sampling
+from hf_diversed.harness.pair import Pair
+from hf_diversed.harness.sampling import Sampling
 from hf_diversed.tasks import Task
 from hf_diversed.training.labels import LabelRun, LabelSettings, cut, load_labels, make_labels
 from tests.training import runs

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from hf_diversed.features import distribution_features, drafted_token_features
+from hf_diversed.harness.pair import Pair
+from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import SOURCES
-from hf_diversed.running.pair import Pair
-from hf_diversed.running.sampling import Sampling
 from hf_diversed.training.rollout import Rollouts, Sampler
 from hf_diversed.verifiers import diversed
 from hf_diversed.verifiers.learned import Decisions

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_diversed.running.timing import TOO_NOISY, Spread, paired_ratio, show_ratio
+from hf_diversed.timing import TOO_NOISY, Spread, paired_ratio, show_ratio
 
 
 def test_a_load_that_changes_between_repeats_cancels_in_the_ratio():

@@ -14,11 +14,11 @@ from transformers import PreTrainedModel, StoppingCriteriaList
 from hf_diversed.formatting import duration
 from hf_diversed.generation.patching import install_hook
 from hf_diversed.generation.processing import stop_criterion
+from hf_diversed.harness.methods import Method
+from hf_diversed.harness.pair import Pair, eos_ids, pad_id
+from hf_diversed.harness.prompts import left_padded
+from hf_diversed.harness.sampling import Sampling
 from hf_diversed.outputs import GenerateDiversedOutput, SpeculativeStats, TokenRecords
-from hf_diversed.running.methods import Method
-from hf_diversed.running.pair import Pair, eos_ids, pad_id
-from hf_diversed.running.prompts import left_padded
-from hf_diversed.running.sampling import Sampling
 
 
 Item = TypeVar("Item")

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from hf_diversed.evaluation import EvaluationSettings
-from hf_diversed.running.sampling import Sampling
+from hf_diversed.harness.sampling import Sampling
 
 
 def test_generate_receives_every_sampling_argument():

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from hf_diversed import StaticEnsembleVerifier
-from hf_diversed.running.decode import Decoder
-from hf_diversed.running.methods import Method
-from hf_diversed.running.pair import Pair, pad_id
-from hf_diversed.running.prompts import encode, left_padded
-from hf_diversed.running.sampling import Sampling
+from hf_diversed.harness.decode import Decoder
+from hf_diversed.harness.methods import Method
+from hf_diversed.harness.pair import Pair, pad_id
+from hf_diversed.harness.prompts import encode, left_padded
+from hf_diversed.harness.sampling import Sampling
 from hf_diversed.verifiers import LosslessVerifier
 from tests import tiny
 from tests.evaluation.fakes import tiny_pair

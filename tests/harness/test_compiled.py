@@ -6,7 +6,7 @@ from transformers import CompileConfig
 
 from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, clear_compiled, warmup
 from hf_diversed.engines.buffers import capacity_for
-from hf_diversed.running.compiled import _prompt_lengths, default_compile_config
+from hf_diversed.harness.compiled import _prompt_lengths, default_compile_config
 from tests import tiny
 
 

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 
-from hf_diversed import _compat
+from hf_diversed import model_facts
 from hf_diversed.engines.buffers import SMALLEST_CAPACITY
 from hf_diversed.engines.compiling import how_to_compile
 from hf_diversed.generation.patching import install_hook
 from hf_diversed.generation.planning import draft_length
 from hf_diversed.generation.request import resolve_verifier
+from hf_diversed.harness.decode import seeded
 from hf_diversed.head import DiversedHead
 from hf_diversed.outputs import CompileStats
-from hf_diversed.running.decode import seeded
 from hf_diversed.verifiers import Verifier
 
 
@@ -111,7 +111,7 @@ def warmup(
 def _decode(model: PreTrainedModel, rows: int, length: int, options: dict[str, Any]) -> CompileStats:
     """Decode random prompts until a call takes two rounds, which an early EOS can prevent."""
     draft, total = options["assistant_model"], CompileStats()
-    ids = min(map(_compat.known_ids, (model, draft)))
+    ids = min(map(model_facts.known_ids, (model, draft)))
     for seed in range(_ATTEMPTS):
         with seeded(seed, model.device):
             prompts = torch.randint(ids, (rows, length)).to(model.device)
@@ -134,7 +134,7 @@ def _prompt_lengths(max_length: int, gamma: int) -> Iterator[int]:
 
 
 def _most_positions(*models: PreTrainedModel) -> int:
-    return min((most for model in models if (most := _compat.max_positions(model)) is not None), default=2**31)
+    return min((most for model in models if (most := model_facts.max_positions(model)) is not None), default=2**31)
 
 
 def _check(

@@ -5,9 +5,9 @@ import torch
 
 from hf_diversed import DiversedHead, DiversedHeadConfig
 from hf_diversed.evaluation import build_methods
-from hf_diversed.running.decode import Decoder
-from hf_diversed.running.methods import MethodName
-from hf_diversed.running.sampling import Sampling
+from hf_diversed.harness.decode import Decoder
+from hf_diversed.harness.methods import MethodName
+from hf_diversed.harness.sampling import Sampling
 from hf_diversed.verifiers import (
     BlockVerifier,
     DiversedVerifier,
