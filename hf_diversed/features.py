@@ -69,7 +69,7 @@ def token_features(p: torch.Tensor, q: torch.Tensor, top: torch.Tensor, rank: to
         float32 `[..., 5]`.
     """
     log_p, log_q, log_top = (values.clamp_min(torch.finfo(p.dtype).tiny).log() for values in (p, q, top))
-    features = ((log_p - log_q).clamp_max(0.0), log_p - log_top, log_p, log_q, torch.log1p(rank))
+    features = ((log_p - log_q).clamp_max(0.0), log_p - log_top, log_p, log_q, torch.log1p(rank.to(p.dtype)))
     return torch.stack(features, dim=-1).clamp_min(_LEAST_LOG)
 
 

@@ -86,7 +86,8 @@ class RandomSource:
     def round_noise(self, scores: torch.Tensor) -> RoundNoise:
         """Return the random numbers of one round for the target's `scores`, `[B, G + 1, V]`."""
         num_drafts = scores.shape[1] - 1
-        uniforms = torch.rand(len(scores), num_drafts, device=scores.device) if num_drafts else None
+        shape = len(scores), num_drafts
+        uniforms = torch.rand(shape, dtype=torch.float32, device=scores.device) if num_drafts else None
         return RoundNoise(uniforms, draw_noise(scores[:, 0]))
 
 

@@ -109,7 +109,7 @@ def check_two_models(draft: str | None) -> None:
 def check_device(device: Device) -> None:
     """Raise ValueError if torch does not support a device, or the device is not available."""
     try:
-        torch.empty(1, device=device).item()
+        torch.empty(1, dtype=torch.float32, device=device).item()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(

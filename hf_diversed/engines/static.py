@@ -233,7 +233,7 @@ class StaticEngine:
         rows = self.rows
         if self.eager.random_source is None:
             return [], RoundNoise()
-        scores = torch.empty(len(rows.ids), vocab_size, device=rows.ids.device)
+        scores = torch.empty(len(rows.ids), vocab_size, dtype=torch.float32, device=rows.ids.device)
         # The eager engine draws no random numbers beyond the limits of all rows.
         drafted = max(rows.draft_limit_on_host(gamma))
         draft_noise = [self.eager.random_source.draft_noise(scores) for _ in range(drafted)]

@@ -75,7 +75,7 @@ class PromptLookupDrafter:
         tokens = tokens.to(rows.ids.device)
         for step, column in enumerate(tokens.unbind(dim=1)):
             rows.write(step, column)
-        scores = torch.full((*tokens.shape, self.vocab_size), -torch.inf, device=tokens.device)
+        scores = torch.full((*tokens.shape, self.vocab_size), -torch.inf, dtype=torch.float32, device=tokens.device)
         scores.scatter_(-1, tokens[..., None], 0.0)
         own = self._before_bans(tokens, own)
         draft = join_steps(
@@ -100,7 +100,7 @@ class PromptLookupDrafter:
         """Return the number of tokens per row before the first one that a processor forbids."""
         if not self._bans.processors:
             return counts
-        even = torch.zeros(*tokens.shape, self.vocab_size, device=tokens.device)
+        even = torch.zeros(*tokens.shape, self.vocab_size, dtype=torch.float32, device=tokens.device)
         allowed = self._bans(self.rows, even, offset=0, counts=counts).gather(-1, tokens[..., None]).squeeze(-1)
         kept = (allowed > torch.finfo(allowed.dtype).min).long().cumprod(dim=-1).sum(dim=-1)
         kept = torch.minimum(kept, counts.device)

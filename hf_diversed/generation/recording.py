@@ -225,7 +225,7 @@ def sum_up(
 def merge_records(rounds: list[RecordedRound], ends: list[int], prompt_length: int) -> TokenRecords:
     """Merge the records of all rounds into `[B, T]`, up to each row's end."""
     shape = (len(ends), max(ends) - prompt_length)
-    nan = torch.full(shape, float("nan"))
+    nan = torch.full(shape, float("nan"), dtype=torch.float32)
     merged = {name: nan.clone() for name in ("weight", "p", "q", "tv", "bias", "log_prob", "strict_prob")}
     merged["tokens"] = torch.zeros(shape, dtype=torch.long)
     merged["source"] = torch.full(shape, -1, dtype=torch.int8)
@@ -292,7 +292,7 @@ def describe_round(round: Round) -> TokenRecords:
     if draft is None or verdict is None:
         p = target.prob(round.next_token[:, None])
         nan = torch.full_like(p, float("nan"))
-        bonus = torch.full((batch_size, 1), _BONUS)
+        bonus = torch.full((batch_size, 1), _BONUS, dtype=torch.long)
         relaxed = torch.zeros_like(bonus).bool()
         log_prob = _log_prob(round.next_token[:, None], torch.ones_like(relaxed), round)
         return TokenRecords(

@@ -62,11 +62,10 @@ class RaggedRows:
         self.greedy = None if temperatures is None else temperatures == 0.0
         self.ids = torch.full((batch_size, max_length + spare), pad_id, dtype=torch.long, device=device)
         self.ids[:, : self.prompt_length] = input_ids
-        self.lengths = PerRow(
-            [self.prompt_length] * batch_size, torch.full((batch_size,), self.prompt_length, device=device)
-        )
+        lengths = torch.full((batch_size,), self.prompt_length, dtype=torch.long, device=device)
+        self.lengths = PerRow([self.prompt_length] * batch_size, lengths)
         self.ends: list[int | None] = [None] * batch_size
-        self.ends_device = torch.full((batch_size,), _RUNNING, device=device)
+        self.ends_device = torch.full((batch_size,), _RUNNING, dtype=torch.long, device=device)
         self.row_index = torch.arange(batch_size, device=device)
         self.origins = list(range(batch_size))
         self._all_ids, self._all_ends = self.ids, self.ends

@@ -72,8 +72,8 @@ class DiversedHead(PreTrainedModel):
         self.out = nn.Linear(width if self.dense is None else config.intermediate_size, 1)
         self.input_mean: torch.Tensor
         self.input_std: torch.Tensor
-        self.register_buffer("input_mean", torch.zeros(width))
-        self.register_buffer("input_std", torch.ones(width))
+        self.register_buffer("input_mean", torch.zeros(width, dtype=self.out.weight.dtype))
+        self.register_buffer("input_std", torch.ones(width, dtype=self.out.weight.dtype))
         self.post_init()
 
     @classmethod
@@ -291,9 +291,9 @@ class DiversedHead(PreTrainedModel):
         around the mean, with all other inputs at their means, but at least 1. Only for heads with token features.
         """
         if self.config.strictness_slope is not None:
-            return torch.tensor(self.config.strictness_slope, device=self.input_mean.device)
+            return torch.tensor(self.config.strictness_slope, dtype=torch.float32, device=self.input_mean.device)
         mean, split = self.input_mean.float(), len(self.input_mean) - NUM_TOKEN_FEATURES
-        is_ratio = torch.arange(NUM_TOKEN_FEATURES, device=mean.device) == LOG_RATIO
+        is_ratio = (torch.arange(NUM_TOKEN_FEATURES, device=mean.device) == LOG_RATIO).float()
         around = mean[split:] + torch.stack([-0.5 * is_ratio, 0.5 * is_ratio])
         below, above = self._token_logit(mean[:split], around).unbind()
         return (below - above).clamp_min(1.0)

@@ -102,7 +102,7 @@ def _cross_validate(
     """Store the regression of `goal` on all labels in the head. Return the held-out predictions, float64 `[M]`, and
     the penalty or number of updates with the least error on held-out prompts."""
     regress = _ridge if head.dense is None else _mlp
-    candidates, held_out = torch.empty(0), torch.empty(0)  # held_out: one row per candidate
+    candidates = held_out = torch.empty(0, dtype=torch.float64)  # held_out: one row per candidate
     for number in range(int(fold.max()) + 1):
         inside, outside = fold != number, fold == number
         candidates, predicted = regress(head, values[inside], goal[inside], values[outside])

@@ -290,7 +290,10 @@ def load_labels(path: Path) -> Labels:
         settings=lines[0]["settings"],
         scores=torch.tensor([[label[branch] for branch in BRANCHES] for label in labels], dtype=torch.float64),
         prompt=torch.tensor([label["prompt"] for label in labels]),
-        inputs={name: torch.tensor([label["inputs"][name] for label in labels]) for name in labels[0]["inputs"]},
+        inputs={
+            name: torch.tensor([label["inputs"][name] for label in labels], dtype=torch.float32)
+            for name in labels[0]["inputs"]
+        },
     )
 
 

@@ -247,9 +247,9 @@ class DiversedTrainer(AtomicCheckpoints):
         if self.scorer.references is not None:
             gains = [None if drop is None else -drop for drop in facts["drop"]]
         valid = torch.tensor([gain is not None for gain in gains])
-        values = torch.tensor([gain or 0.0 for gain in gains])
+        values = torch.tensor([gain or 0.0 for gain in gains], dtype=torch.float32)
         if self.args.normalize_advantages:
-            values = values + self.constraint.worth * torch.tensor(facts["accepted"])
+            values = values + self.constraint.worth * torch.tensor(facts["accepted"], dtype=torch.float32)
         if self.args.baseline == "prompt":
             values = leave_one_out(values, valid, self.args.num_generations)
             if not self.args.normalize_advantages:
@@ -296,7 +296,7 @@ class DiversedTrainer(AtomicCheckpoints):
         self._metrics["acceptance_coef"].append(self.constraint.coef)
         self._metrics["acceptance_rate"].append(accepted / max(drafted, 1))
         self._metrics["block_efficiency"].append(emitted / max(rounds, 1))
-        rewards = torch.tensor(known(facts["reward"]))
+        rewards = torch.tensor(known(facts["reward"]), dtype=torch.float32)
         self._metrics["reward_std"].append(rewards.std(correction=0).item())
         self._metrics["completions/mean_length"].append(mean(facts["length"]))
         self._metrics["completions/clipped_ratio"].append(mean(facts["clipped"]))

@@ -118,7 +118,7 @@ def _merge(
         residuals = inside.replacement(positions), outside.replacement(positions)
         return torch.where(is_inside[rows, positions, None], residuals[0], residuals[1])
 
-    missing = torch.full(is_inside.shape, float("nan"), device=is_inside.device)
+    missing = torch.full(is_inside.shape, float("nan"), dtype=torch.float32, device=is_inside.device)
     emitted = [verdict.trace.emitted_probs for verdict in (inside, outside)]
 
     def mixed_probs() -> torch.Tensor:

@@ -46,7 +46,9 @@ class RegretBudgetVerifier(Verifier):
         spent = regret.new_zeros(len(regret), 1) if state is None else state
         total = spent + F.pad(regret.cumsum(-1), (1, 0))
         remaining = draft.active.flip(-1).cumsum(-1).flip(-1)
-        affordable = (total[:, 1:] <= self.budget) & (regret <= self.max_regret * remaining.clamp_min(1))
+        affordable = (total[:, 1:] <= self.budget) & (
+            regret <= self.max_regret * remaining.clamp_min(1).to(regret.dtype)
+        )
         if self.max_mismatches is not None:
             affordable &= mismatch.cumsum(-1) <= self.max_mismatches
         relaxed = affordable & (min(self.budget, self.max_regret) > 0.0)

@@ -141,7 +141,8 @@ def fix_expand_batch_to_tokens(module: ModuleType) -> None:
     original = module.expand_batch_to_tokens
     if hasattr(original, _MARK):
         return
-    found = original(torch.tensor([0.75, 1.25]), torch.tensor([1, 3], dtype=torch.int32), 3).tolist()
+    values, counts = torch.tensor([0.75, 1.25], dtype=torch.float32), torch.tensor([1, 3], dtype=torch.int32)
+    found = original(values, counts, 3).tolist()
     fixed = original if found == [0.75, 1.25, 1.25] else expand_batch_to_tokens
     setattr(fixed, _MARK, True)
     module.expand_batch_to_tokens = fixed  # type: ignore[attr-defined]

@@ -34,7 +34,7 @@ class Slots:
     def __init__(self, deployment: Deployment, count: int):
         self.deployment = deployment
         self._settings = [RequestSettings()] * count
-        self._rows = torch.tensor([settings.row() for settings in self._settings])
+        self._rows = torch.tensor([settings.row() for settings in self._settings], dtype=torch.float32)
         self._table: torch.Tensor | None = None
 
     def fill(self, slot: int, params: Any) -> None:
@@ -42,7 +42,7 @@ class Slots:
         settings = read_safely(self.deployment, params)
         if settings != self._settings[slot] or self._table is None:
             self._settings[slot] = settings
-            self._rows[slot] = torch.tensor(settings.row())
+            self._rows[slot] = torch.tensor(settings.row(), dtype=torch.float32)
             self._table = None
 
     def present(self, slots: Any) -> set[RequestSettings]:
