@@ -166,6 +166,19 @@ def test_padded_vocabularies(extra, do_sample):
         assert out.stats.acceptance_rate > (0.99 if extra > 0 else 0.1)
 
 
+def test_smaller_vocabulary_of_the_draft_model(pair):
+    """Catches the last id that the draft model knows replaced by another one."""
+    target, draft = pair[0], copy.deepcopy(pair[0])
+    draft.resize_token_embeddings(60, mean_resizing=False)
+    ids = ragged_batch(16)["input_ids"].clamp_max(59)
+    ids[:, -1] = 59
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    stats = relaxed((target, draft), "lossless", inputs, num_assistant_tokens=1, max_new_tokens=2).stats
+    first = target(**inputs).logits[:, -1].argmax(-1)
+    assert [row.num_accepted for row in stats.per_row] == (first < 60).long().tolist()
+    assert stats.num_accepted > 8
+
+
 def test_half_precision(pair):
     """bf16 target and draft model with a float32 head: catches dtypes that are mixed."""
     target, draft = (copy.deepcopy(model).to(torch.bfloat16) for model in pair)
