@@ -1,6 +1,7 @@
 """Tests of the Space without a browser; `tests/browser` drives the page itself."""
 
 import importlib
+import itertools
 import json
 import math
 import re
@@ -21,7 +22,6 @@ from hf_diversed import SpeculativeStats
 from hf_diversed.harness.pair import Pair
 from hf_diversed.outputs import TokenRecords
 from hf_diversed.tasks import get_task, load_records
-from hf_diversed.timing import TOO_NOISY
 from hf_diversed.token_view import ORIGINS, Piece, PieceStreamer, TokenReader
 from hf_diversed.zoo import packaged
 from hf_diversed.zoo.loader import WEIGHTS
@@ -152,46 +152,88 @@ def comparison(space, speeds: list[float], plain_speeds: list[float]):
 
 
 def test_figures(space):
-    """Catches swapped figures, and NaN on the page."""
-    both = comparison(space, [18.0, 20.0, 21.0], [9.0, 10.0, 10.0])
+    """Catches swapped figures, NaN on the page, and a first figure that is not the speed."""
+    both = comparison(space, [18.0, 20.0, 20.0, 20.0, 20.0, 21.0], [9.0, 10.0, 10.0, 10.0, 10.0, 10.0])
     shown = space.rendering.tiles(both, "DIVERSED")
-    for value in ("20", "18 to 21; plain 10", "2.00x", "2.00 to 2.10 in 3 runs", "60%", "30 of 50", "4.00", "1"):
+    interval = "2.00 to 2.10, 95% interval, 6 runs"
+    for value in ("20", "18 to 21; large model alone 10", "2.00x", interval, "60%", "30 of 50", "1"):
         assert f">{value}<" in shown, value
+    assert re.search(r'data-tile="(\w+)"', shown)[1] == "ratio"
     for other in (space.backend.Comparison(), replace(both, run=both.plain)):
         assert "nan" not in space.rendering.tiles(other, "Plain")
 
 
-def test_noisy_times_give_no_ratio(space):
-    """Catches a ratio of two single times, and one whose range is above 30% of its median."""
-    noisy = space.rendering.tiles(comparison(space, [59.0, 388.0, 508.0], [50.0, 50.0, 50.0]), "Static")
-    assert TOO_NOISY in noisy
-    assert "59 to 508; plain 50" in noisy
-    assert TOO_NOISY in space.rendering.tiles(comparison(space, [20.0], [10.0]), "Static")
-    both_slowed = comparison(space, [20.0, 10.0, 20.0], [10.0, 5.0, 10.0])
-    assert "2.00x" in space.rendering.tiles(both_slowed, "Static")
-    unfinished = replace(both_slowed, done=False)
-    assert "2.00x" not in space.rendering.tiles(unfinished, "Static")
+@pytest.mark.parametrize(
+    ("speeds", "plain"), [([59.0, 388.0, 508.0] * 2, [50.0] * 6), ([20.0] * 5, [10.0] * 5), ([20.0] * 6, None)]
+)
+def test_without_a_precise_speed_the_first_figure_is_tokens_per_pass(space, speeds, plain):
+    """Catches a ratio of few times or with a wide interval, and one that is shown before all runs have ended."""
+    both = comparison(space, speeds, plain or [10.0] * 6)
+    shown = space.rendering.tiles(both if plain else replace(both, done=False), "Static")
+    assert re.search(r'data-tile="(\w+)".*?<strong>(.*?)</strong>', shown).groups() == ("forward", "4.00")
+    assert "2.00x" not in shown
 
 
-def test_methods_are_timed_alternately(space, monkeypatch):
-    """Catches methods that are timed one after the other, a timed first run, and text that a repetition replaces."""
-    calls = []
+def test_a_load_on_both_methods_cancels(space):
+    """Catches a ratio of medians instead of a median of ratios."""
+    slowed = comparison(space, [20.0, 10.0, 20.0] * 2, [10.0, 5.0, 10.0] * 2)
+    assert ">2.00x<" in space.rendering.tiles(slowed, "Static")
+
+
+@pytest.mark.parametrize(("count", "outside"), [(6, 1), (9, 2), (12, 3), (15, 4), (18, 5)])
+def test_the_interval_of_the_median_covers_it(space, count, outside):
+    """Catches an interval between the wrong order statistics; the coverage follows from the binomial distribution."""
+    spread = space.backend.median_with_interval([float(value) for value in reversed(range(count))])
+    assert (spread.low, spread.high) == (outside - 1, count - outside)
+    missed = lambda number: 2 * sum(math.comb(count, k) for k in range(number)) / 2**count  # noqa: E731
+    assert missed(outside) <= 0.05 < missed(outside + 1)
+    assert space.backend.median_with_interval([1.0] * 5).high == math.inf
+
+
+def test_methods_are_timed_alternately_until_the_speedup_is_precise(space, monkeypatch):
+    """Catches methods timed one after the other, a timed first run, text that a repetition replaces, and runs that
+    end too early or never."""
+    calls, speeds = [], {}
 
     def decode(pair, prompt, verifier, choice):
         calls.append(verifier)
-        stats = SpeculativeStats(num_emitted=len(calls))
-        yield space.backend.Run([Piece(str(len(calls)), "draft")], stats, seconds=1.0)
+        emitted = next(speeds[verifier])
+        yield space.backend.Run([Piece(str(len(calls)), "draft")], SpeculativeStats(num_emitted=emitted), seconds=0.1)
+
+    def decoded(verifier, fast, plain):
+        calls.clear()
+        speeds.update({"verifier": itertools.cycle(fast), None: itertools.cycle(plain)})
+        *_, both = space.backend.compare(None, [], verifier, None)
+        return both
 
     monkeypatch.setattr(space.backend, "decode", decode)
-    *_, both = space.backend.compare(None, [], "verifier", None)
-    assert calls == ["verifier", None] * (1 + space.backend.REPEATS)
-    assert (both.speeds, both.plain_speeds) == ([3, 5, 7], [4, 6, 8])
+    both = decoded("verifier", [10], [5])
+    assert calls == ["verifier", None] * (1 + space.backend.LEAST_REPEATS)
+    assert both.speeds == pytest.approx([100.0] * 6)
+    assert both.plain_speeds == pytest.approx([50.0] * 6)
     assert [run.pieces[0].text for run in (both.run, both.plain)] == ["1", "2"]
-    calls.clear()
-    *_, alone = space.backend.compare(None, [], None, None)
-    assert calls == [None] * (1 + space.backend.REPEATS)
-    assert alone.speeds == alone.plain_speeds == [2, 3, 4]
+    decoded("verifier", [10, 20, 40], [5])
+    assert calls == ["verifier", None] * (1 + space.backend.MOST_REPEATS)
+    decoded("verifier", [10], [1] + [5, 6] + [5] * 20)  # the first run is not timed; one of the others deviates
+    assert len(calls) == 2 * (1 + 9)
+    with monkeypatch.context() as patch:
+        patch.setattr(space.backend, "MOST_SECONDS", 0.0)
+        decoded("verifier", [10, 20, 40], [5])
+    assert len(calls) == 2 * (1 + 1)
+    alone = decoded(None, [], [2, 3])
+    assert calls == [None] * (1 + space.backend.LEAST_REPEATS)
+    assert alone.speeds == alone.plain_speeds
     assert alone.run is alone.plain
+
+
+def test_the_page_explains_itself_to_laypeople(space):
+    """Catches formulas in the texts of the page, and a masthead of more than one sentence."""
+    for model in (space.models.Model("x"), space.models.Model("x", "target", "lookup")):
+        (words,) = re.findall(r"<p>(.*?)</p>", model.masthead)
+        assert words.startswith("Orange words are guesses")
+        assert words.count(".") == 1
+    for hint in space.rendering.METHOD_HINTS.values():
+        assert not re.search(r"[=()]|[pqw] [+-]", hint)
 
 
 def test_only_methods_with_a_weight_have_its_panel(space):
@@ -379,8 +421,8 @@ def test_the_state_is_shown(space):
         (Comparison(waits_for="compiling"), "waiting", "compiling Lenience with 3 draft tokens per round"),
         (Comparison(plain=space.backend.Run(), waits_for="compiling"), "waiting", "compiling plain decoding"),
         (Comparison(waits_for="occupied"), "waiting", "a stopped run has finished compiling"),
-        (Comparison(repeat=2), "running", "Timing run 2 of 3"),
-        (Comparison(repeat=3, done=True), "finished", "medians of 3 alternating runs"),
+        (Comparison(repeat=2), "running", "Timing: run 2."),
+        (Comparison(repeat=6, done=True), "finished", "medians of 6 alternating runs"),
     ):
         shown = status(both, "Lenience", 3)
         assert words in shown

@@ -25,7 +25,7 @@ import gradio as gr
 from backend import Comparison, compare
 from chart import front_chart, load_front
 from choice import EAGER, ENGINES, LONGEST_PROMPT, METHODS, SETTINGS, Choice, choose_verifier, curve_point, tokenize
-from controls import BEGIN, GREY_OUT, STOP, UNSTOP, show_controls, slider
+from controls import BEGIN, GREY_OUT, STOP, UNSTOP, allow_stop, refuse_stop, show_controls, slider
 from models import find_models
 from rendering import engine_hint, method_hint, notice, plain_panel, source_panel, status, tiles, weight_panel
 
@@ -96,7 +96,7 @@ def build() -> gr.Blocks:
                 )
                 with gr.Row():
                     start = gr.Button("Generate", variant="primary", size="lg", elem_id="generate")
-                    stop = gr.Button("Stop", variant="stop", size="lg", elem_id="stop")
+                    stop = gr.Button("Stop", variant="stop", size="lg", elem_id="stop", interactive=False)
                 chart = gr.HTML(chart_html, elem_id="chart")
                 with gr.Accordion("More settings", open=False):
                     max_bias, gamma = slider("max_bias", FIRST.method), slider("gamma", FIRST.method)
@@ -124,10 +124,14 @@ def build() -> gr.Blocks:
         settings += [max_bias, gamma, engine, temperature, length, seed, head]
         gr.on([item.change for item in settings], None, js=GREY_OUT)
         start.click(None, None, message, js=BEGIN)
+        hidden = {"show_progress": "hidden", "queue": False}
         progress = {"show_progress": "minimal", "show_progress_on": sources}  # the place in the queue
+        start.click(allow_stop, None, stop, **hidden)
         running = start.click(generate, settings, [message, figures, sources, weights, reference], **progress)
         stop.click(None, cancels=[running])
         stop.click(None, js=STOP)
+        for ended in (running.then, stop.click):
+            ended(refuse_stop, None, stop, **hidden)
     return page
 
 

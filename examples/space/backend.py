@@ -1,10 +1,12 @@
 """Decoding that yields tokens as they are generated, and the timed comparison with the target model alone."""
 
+import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any
 
 import torch
@@ -20,12 +22,15 @@ from hf_diversed.harness.decode import Decoder
 from hf_diversed.harness.methods import Method
 from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.sampling import Sampling
+from hf_diversed.timing import Spread
 from hf_diversed.token_view import Piece, PieceStreamer
 
 
 COMPILING, OCCUPIED = "compiling", "occupied"
 SECONDS_PER_FRAME, MAX_SILENCE = 0.05, 0.25
-REPEATS = 3  # timed runs of each method; the first run of each warms up and is not timed
+LEAST_REPEATS, MOST_REPEATS = 6, 18  # timed runs of each method; the first run of each warms up and is not timed
+MOST_SECONDS = 20.0  # after the first run of each
+NARROW = 0.1  # width of the interval of the speedup, relative to the speedup, at which timing ends
 _one_at_a_time = threading.Lock()  # a run that was stopped may still be compiling
 
 
@@ -67,13 +72,37 @@ class Comparison:
     waits_for: str = ""
     done: bool = False
 
+    @property
+    def ratio(self) -> Spread:
+        """The median of the speeds' ratios by run, with its 95% interval."""
+        return median_with_interval([speed / plain for speed, plain in zip(self.speeds, self.plain_speeds)])
+
+    @property
+    def is_precise(self) -> bool:
+        """Whether the interval of `ratio` is narrow enough to show the ratio."""
+        return self.ratio.high - self.ratio.low <= NARROW * self.ratio.median
+
+
+def median_with_interval(values: Sequence[float]) -> Spread:
+    """Return the median with its 95% interval between order statistics, which assumes no distribution. The interval is
+    unbounded for fewer than six values."""
+    ordered, count, outside, tail = sorted(values), len(values), 0, 0.0
+    while outside < count // 2 and 2 * (tail := tail + math.comb(count, outside) / 2**count) <= 0.05:
+        outside += 1
+    if outside == 0:
+        return Spread(median(values) if values else math.nan, 0.0, math.inf, count)
+    return Spread(median(values), ordered[outside - 1], ordered[-outside], count)
+
 
 def compare(pair: Pair, prompt: list[int], verifier: Verifier | None, choice: Choice) -> Iterator[Comparison]:
-    """Decode with the verifier and with the target alone, alternately, 1 + `REPEATS` times each; yield the same
-    `Comparison` as it grows."""
-    both = Comparison()
+    """Decode with the verifier and with the target alone, alternately; yield the same `Comparison` as it grows.
+
+    Timed runs end when the interval of the speedup is narrow, and at the latest after `MOST_REPEATS` runs of each or
+    `MOST_SECONDS`. The target alone is compared with nothing and runs `LEAST_REPEATS` times.
+    """
+    both, most = Comparison(), LEAST_REPEATS if verifier is None else MOST_REPEATS
     sides = [None] if verifier is None else [verifier, None]
-    for both.repeat in range(1 + REPEATS):
+    for both.repeat in range(1 + most):
         for side in sides:
             for run in decode(pair, prompt, side, choice):
                 both.waits_for = run.waits_for
@@ -83,6 +112,10 @@ def compare(pair: Pair, prompt: list[int], verifier: Verifier | None, choice: Ch
                 yield both
             if both.repeat > 0:
                 (both.plain_speeds if side is None else both.speeds).append(run.tokens_per_second)
+        if both.repeat == 0:
+            began = time.perf_counter()
+        elif time.perf_counter() - began > MOST_SECONDS or (both.repeat >= LEAST_REPEATS and both.is_precise):
+            break
     both.speeds = both.speeds or both.plain_speeds
     both.done = True
     yield both

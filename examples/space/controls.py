@@ -32,6 +32,16 @@ STOP = """() => {
 UNSTOP = "engine => { document.querySelector('.gradio-container').classList.remove('stopped'); return engine; }"
 
 
+def allow_stop() -> dict:
+    """Enable the button while a run waits or decodes."""
+    return gr.update(interactive=True)
+
+
+def refuse_stop() -> dict:
+    """Disable the button once nothing runs."""
+    return gr.update(interactive=False)
+
+
 def show_controls(method: str) -> list:
     """Show the controls in `SHOWN` that a method has."""
     return [gr.update(visible=method in methods) for methods in SHOWN.values()]

@@ -21,11 +21,8 @@ from hf_diversed.zoo import packaged
 
 TASKS = [("Math", "math"), ("Summary", "summary"), ("Code", "code")]
 FIRST_SEED = 4  # math: a wrong answer at strictness 0, the right one at 0.5 and 1
-DRAFTED = """A small draft model proposes tokens and a large target model verifies them. A learned head predicts for
-each position how strict the verification must be: strict where a wrong token breaks the answer, permissive where it
-does not."""
-LOOKED_UP = """Prompt lookup proposes the tokens that followed the same words earlier in the text, and the model
-verifies all of them in one forward pass. You set how strict the verification is."""
+DRAFTED = "Orange words are guesses of the small model that the large one would have discarded."
+LOOKED_UP = "Orange words are guesses copied from the text that the model would have discarded."
 ABOUT_EMBEDDED = """This small pair comes with the library. It answers three kinds of prompt: word problems, news items
 to summarise, and tasks for a Python function. Change the words and numbers of an example. Other prompts are
 refused."""
@@ -64,7 +61,7 @@ class Model:
     @property
     def masthead(self) -> str:
         words = LOOKED_UP if self.draft == LOOKUP else DRAFTED
-        return f'<div class="masthead"><h1>Relaxed speculative decoding</h1><p>{words}</p></div>'
+        return f'<div class="masthead"><h1>Faster answers from a language model</h1><p>{words}</p></div>'
 
     @property
     def about(self) -> str:

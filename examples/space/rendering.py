@@ -3,21 +3,22 @@
 import math
 from html import escape
 
-from backend import COMPILING, OCCUPIED, REPEATS, Comparison, Run
+from backend import COMPILING, OCCUPIED, Comparison, Run
 from choice import COMPILED, DIVERSED, LENIENT, LOSSLESS, PLAIN, STATIC
 
-from hf_diversed.timing import TOO_NOISY, Spread, paired_ratio
+from hf_diversed.timing import Spread
 from hf_diversed.token_view import ORIGINS, RELAXED, TARGET, Piece
 
 
 METHOD_HINTS = {
-    PLAIN: "The target model decodes alone: one token per forward pass.",
-    LOSSLESS: "The output follows the target model's distribution exactly.",
-    LENIENT: "A draft token x is accepted with probability min(1, p(x) / (lenience q(x))): a smaller lenience accepts "
-    "more tokens.",
-    STATIC: "Every draft token is verified against w p + (1 - w) q, with one weight w for all positions.",
-    DIVERSED: "Every draft token is verified against w p + (1 - w) q, with a weight w that a learned head predicts "
-    "for each position.",
+    PLAIN: "The large model writes alone: one token per pass.",
+    LOSSLESS: "The small model guesses ahead. Guesses are discarded so that the text has exactly the distribution of "
+    "the large model alone.",
+    LENIENT: "A guess is kept even if it is less likely under the large model than under the small one. A smaller "
+    "lenience keeps more guesses.",
+    STATIC: "The large model has the same weight at every position. A smaller weight keeps more guesses.",
+    DIVERSED: "A learned head predicts at each position how much the large model counts: a lot where a wrong token "
+    "breaks the answer, little where it does not.",
 }
 COLOR_HINTS = {
     "draft": "Accepted draft token: lossless decoding would accept it, too.",
@@ -71,9 +72,9 @@ def tiles(both: Comparison, method: str) -> str:
         f"{stats.num_accepted} of {stats.num_drafted}" if stats and stats.num_drafted else "accepted / drafted tokens"
     )
     cells = [
-        *_speed_cells(both, method),
+        _main_cell(both, method),
+        _speed_cell(both),
         ("accepted", "draft tokens accepted", _number(stats and 100 * stats.acceptance_rate, ".0f", "%"), drafted),
-        ("forward", "tokens per target forward", _number(stats and stats.block_efficiency, ".2f"), "plain: 1.00"),
         ("relaxed", "relaxed tokens", str(relaxed) if stats else "-", "lossless decoding would reject them"),
     ]
     body = "".join(
@@ -83,17 +84,23 @@ def tiles(both: Comparison, method: str) -> str:
     return f'<div class="tiles" data-method="{escape(method)}">{body}</div>'
 
 
-def _speed_cells(both: Comparison, method: str) -> list[tuple[str, str, str, str]]:
-    """Return the median and range of the speeds, and of their ratios by run unless the range is too wide."""
-    speed, ratio, note, against = "-", "-", f"median of {REPEATS} runs", "same prompt and seed"
-    if both.done:
-        speeds, plain = Spread.of(both.speeds), Spread.of(both.plain_speeds)
-        speed, note = f"{speeds.median:.0f}", f"{speeds.low:.0f} to {speeds.high:.0f}; plain {plain.median:.0f}"
-        if method != PLAIN:
-            ratios = paired_ratio(both.speeds, both.plain_speeds)
-            against = f"{ratios.low:.2f} to {ratios.high:.2f} in {ratios.count} runs"
-            ratio = TOO_NOISY if ratios.is_noisy else f"{ratios.median:.2f}x"
-    return [("speed", "tokens per second", speed, note), ("ratio", "speed against plain decoding", ratio, against)]
+def _main_cell(both: Comparison, method: str) -> tuple[str, str, str, str]:
+    """Return the speedup if it was measured precisely, and the tokens per pass of the large model otherwise."""
+    ratio = both.ratio
+    if both.done and method != PLAIN and both.is_precise:
+        note = f"{ratio.low:.2f} to {ratio.high:.2f}, 95% interval, {ratio.count} runs"
+        return "ratio", "times as fast as the large model alone", f"{ratio.median:.2f}x", note
+    passes = _number(both.run and both.run.stats.block_efficiency, ".2f")
+    return "forward", "tokens per pass of the large model", passes, "the large model alone: 1"
+
+
+def _speed_cell(both: Comparison) -> tuple[str, str, str, str]:
+    """Return the median and range of the speeds."""
+    if not both.done:
+        return "speed", "tokens per second", "-", "median of several runs"
+    speeds, plain = Spread.of(both.speeds), Spread.of(both.plain_speeds)
+    note = f"{speeds.low:.0f} to {speeds.high:.0f}; large model alone {plain.median:.0f}"
+    return "speed", "tokens per second", f"{speeds.median:.0f}", note
 
 
 def notice(message: str) -> str:
@@ -111,10 +118,10 @@ def status(both: Comparison, method: str, gamma: int) -> str:
         words = f"Waiting: compiling {what}. This takes a minute or two, only once, and is not timed."
         return remark(words, "waiting")
     if both.done:
-        return remark(f"Finished. Speeds are medians of {REPEATS} alternating runs.", "finished")
+        return remark(f"Finished. Speeds are medians of {both.repeat} alternating runs.", "finished")
     if both.repeat == 0:
         return remark("Decoding.", "running")
-    return remark(f"Timing run {both.repeat} of {REPEATS}.", "running")
+    return remark(f"Timing: run {both.repeat}.", "running")
 
 
 def engine_hint(engine: str) -> str:

@@ -117,9 +117,12 @@ def test_generate_shows_colours_and_figures(page):
     assert page.locator("#weights .tok.w").count() > 0
     source, weights = page.locator("#sources .text").inner_text(), page.locator("#weights .text").inner_text()
     assert source == weights
-    for tile in ("speed", "accepted", "forward"):
+    for tile in ("speed", "accepted"):
         expect(page.locator(f'[data-tile="{tile}"] strong')).to_have_text(re.compile(r"\d"))
     assert len(page.locator("#plain .text").inner_text()) > 10
+    first = page.locator("#figures .tile").first
+    expect(first).to_contain_text(re.compile("times as fast|tokens per pass of the large model"))
+    expect(first.locator("strong")).to_have_text(re.compile(r"\d"))
     assert "accepted draft" in page.locator("#sources .tok.draft").first.get_attribute("title")
 
 
@@ -148,7 +151,7 @@ def test_methods_have_their_own_controls(page):
     page.get_by_label("Static", exact=True).check()
     expect(page.locator("#weight")).to_be_visible()
     expect(page.locator("#strictness")).to_be_hidden()
-    expect(page.locator("#hint")).to_contain_text("one weight w for all positions")
+    expect(page.locator("#hint")).to_contain_text("the same weight at every position")
     page.get_by_label("Lossless", exact=True).check()
     expect(page.locator("#weights .panel")).to_be_hidden()
     page.get_by_label("Plain", exact=True).check()
@@ -215,6 +218,7 @@ def test_waiting_and_stopping_are_shown(page, browser, address):
     second.set_default_timeout(PATIENCE)
     second.goto(address)
     expect(second.locator("#generate")).to_be_visible()
+    expect(second.locator("#stop")).to_be_disabled()
     page.get_by_text("More settings").click()
     _set(page, "#max_new_tokens", 256)
     page.locator("#generate").click()
@@ -224,8 +228,9 @@ def test_waiting_and_stopping_are_shown(page, browser, address):
     expect(second.locator("#figures")).to_be_in_viewport(ratio=1.0)  # on a phone, too
     page.locator("#stop").click()
     assert "Stopped." in _stopped_message(page)
+    expect(page.locator("#stop")).to_be_disabled()
     expect(second.locator('#message [data-state="finished"]')).to_be_visible()
-    second.locator("#stop").click()
+    expect(second.locator("#stop")).to_be_disabled()
     expect(second.locator(".gradio-container")).not_to_have_class(re.compile(r"\bstopped\b"))
     context.close()
 
