@@ -279,6 +279,15 @@ def known(numbers: list[int]) -> PerRow:
     return PerRow(numbers, torch.tensor(numbers))
 
 
+@pytest.mark.parametrize(("width", "expected"), [(5, [1, 3, 5, 0]), (4, [1, 3, 4, 0])])
+def test_positions_after_a_rows_draft_tokens_are_not_used(width, expected):
+    """Catches processors that also run after a row's own draft tokens, or in finished rows."""
+    rows = RaggedRows(torch.full((4, 3), 7), 24, 0, eos_ids=[1], pad_id=0)
+    rows.advance(known([1, 1, 1, 1]), PerRow([0, 0, 0, 1], torch.tensor([False, False, False, True])))
+    used = rows.scored(known([0, 2, 4, 2]), width)
+    assert used.host == used.device.tolist() == expected
+
+
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=st.data(), batch=st.integers(1, 4), block=st.integers(1, 5), offset=st.integers(0, 3))
 def test_block_is_the_processor_row_by_row(data, batch, block, offset):
