@@ -279,3 +279,13 @@ def test_phases_report_the_bias_of_both_verifiers():
         assert torch.equal(trace.bias[0], own.bias[0])
         torch.testing.assert_close(trace.bias[1], expected, equal_nan=True)
         assert torch.equal(trace.emitted_probs()[0], own.emitted_probs()[0])
+
+
+def test_phases_report_the_inputs_of_either_verifier():
+    """Catches inputs that are lost if the verifier with a head decides outside the phase."""
+    draft, target = make_block("random")
+    head, other = DiversedVerifier(token_head()), StaticEnsembleVerifier(0.3)
+    head.keeps_inputs = True
+    for parts in ((head, other), (other, head)):
+        trace = PhaseVerifier(*parts, begin=1, end=2)(torch.tensor([[1], [2]]), draft, target).trace
+        assert trace.inputs is not None
