@@ -86,7 +86,8 @@ def _usage(name: str, has_values: bool) -> str:
     parameters = inspect.signature(VERIFIERS[name]).parameters.values()
     form = "".join(f":{item.name}" if item.default is item.empty else f"[:{item.name}]" for item in parameters)
     shown = f" (the form is {name}{form})" if len(parameters) > 1 else ""
-    return f"{'has wrong parameters' if has_values else 'needs a value'}; write for example {example}{shown}"
+    problem = "has wrong parameters; write" if has_values else "needs a value,"
+    return f"{problem} for example {example}{shown}"
 
 
 def _in_our_form(spec: str) -> str | None:

@@ -92,8 +92,8 @@ def test_builds_a_verifier_from_text(spec: str, expected: str):
     ("spec", "message"),
     [
         ("strict", "unknown verifier 'strict' .*; known verifiers: lossless, static, .*, phase"),
-        ("static", r"verifier 'static' needs a value; write for example static:0.7 \(the form is static:weight"),
-        ("lenience", r"verifier 'lenience' needs a value; write for example lenience:0.3\.$"),
+        ("static", r"verifier 'static' needs a value, for example static:0.7 \(the form is static:weight"),
+        ("lenience", r"verifier 'lenience' needs a value, for example lenience:0.3\.$"),
         ("lenience=0.3", r"'lenience=0.3' must be written as 'lenience:0.3'"),
         ("lenience(lenience=0.3)", r"must be written as 'lenience:0.3'"),
         ("static(0.7, 0.1)", r"must be written as 'static:0.7:0.1'"),
