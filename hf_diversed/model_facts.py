@@ -3,6 +3,8 @@
 import copy
 import functools
 import inspect
+import sys
+import types
 from pathlib import Path
 from typing import Any, Literal
 
@@ -326,12 +328,16 @@ _LIBRARIES |= {"bitsandbytes", "torchao", "compressed_tensors", "gptqmodel", "hq
 def is_library_code(thing: object) -> bool:
     """Whether an object runs no code of the user, which may keep tensors, change what it reads or index rows.
 
-    Its class is from a known library, and so are a model's modules, their forwards, and hooks, also global ones.
+    Its class and methods are from a known library, or a model's modules, their forwards, and hooks, also global ones.
     """
     if isinstance(thing, lp.PrefixConstrainedLogitsProcessor):  # calls a function of the user
         return False
     parts: list[Any] = [type(thing)]
-    if isinstance(thing, nn.Module):
+    if not isinstance(thing, nn.Module):
+        parts += [
+            each for each in class_functions(thing) if each.__globals__["__name__"] not in sys.stdlib_module_names
+        ]
+    else:
         parts += [*_module._global_forward_pre_hooks.values(), *_module._global_forward_hooks.values()]
         for module in thing.modules():
             parts += [type(module), type(module).forward]
@@ -341,6 +347,18 @@ def is_library_code(thing: object) -> bool:
             if (hook := vars(module).get("_hf_hook")) is not None:
                 parts += [hook, *getattr(hook, "hooks", ())]
     return all(map(_is_of_library, {id(part): part for part in parts}.values()))
+
+
+def class_functions(*things: object) -> list[types.FunctionType]:
+    """Return the functions in the classes of objects and in the base classes; of a model those of all its modules."""
+    parts = (part for thing in things for part in (thing.modules() if isinstance(thing, nn.Module) else (thing,)))
+    classes = dict.fromkeys(base for kind in dict.fromkeys(map(type, parts)) for base in kind.__mro__)
+    found = []
+    for value in [value for kind in classes for value in vars(kind).values()]:
+        function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        if isinstance(function, types.FunctionType):
+            found.append(function)
+    return found
 
 
 def _is_of_library(part: Any) -> bool:

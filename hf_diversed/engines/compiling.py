@@ -6,7 +6,7 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ logger = _compat.get_logger(__name__)
 MAX_COMPILED = 64  # functions per target model; the least recently used are dropped first
 _COMPILED_BY_UPSTREAM = ("cuda", "xpu", "neuron", "tpu")
 _REPLAYING_DEVICES = ("cuda",)
+_GLOBAL_HOOKS = ("forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks")
 _numbers = itertools.count()
 _compiled: "weakref.WeakKeyDictionary[nn.Module, list[CompiledFunction]]" = weakref.WeakKeyDictionary()
 _untraceable: "weakref.WeakKeyDictionary[nn.Module, str]" = weakref.WeakKeyDictionary()
@@ -69,13 +70,14 @@ class CompiledFunction:
     dynamo's cache entry, as in `torch._dynamo.aot_compile`.
 
     Attributes:
-        key: what the function was compiled for; functions with equal keys differ in their guards.
+        key: what the function was compiled for; functions with equal keys differ in their code or guards.
+        code: the result of `code_of` when the function was compiled; guards do not cover it.
         labels: labels of the calls that have used the function, see `Compiler.has`.
         seconds: duration of the compilation, including the first run.
     """
 
-    def __init__(self, key: Key):
-        self.key, self.labels, self.seconds = key, set[str](), 0.0
+    def __init__(self, key: Key, code: tuple):
+        self.key, self.code, self.labels, self.seconds = key, code, set[str](), 0.0
         self._function = _with_own_code(key[0])
         self._names = self._function.__code__.co_varnames
         self._run: Callable = self._function
@@ -98,8 +100,10 @@ class CompiledFunction:
         logger.warning(f"... compiled in {self.seconds:.0f} s.")
         return result
 
-    def accepts(self, args: tuple) -> bool:
-        """Return whether all guards hold for these arguments in the current global state."""
+    def accepts(self, code: tuple, args: tuple) -> bool:
+        """Return whether the code is unchanged and all guards hold for these arguments in the current global state."""
+        if code != self.code:
+            return False
         if self._run is self._function:  # torch.compile is disabled in this process
             return True
         values = dict(zip(self._names, args))
@@ -152,11 +156,13 @@ class Compiler:
         self._used: dict[tuple[Key, int], CompiledFunction] = {}  # by key and id of the first argument
         self._stats = CompileStats()
         self._has: dict[tuple[Key, str], bool] = {}
+        self._codes: dict[tuple, tuple] = {}  # by function and its parts
 
-    def run(self, function: Callable, shape: Shape, label: str, *args: Any) -> Any:
-        """Return `function(*args)`. The guards are evaluated once in a call for each first argument.
+    def run(self, function: Callable, parts: Sequence[object], shape: Shape, label: str, *args: Any) -> Any:
+        """Return `function(*args)`. Code and guards are checked once in a call for each first argument.
 
         Args:
+            parts: the models, verifiers, heads and processors that the function runs.
             label: names the kind of call for later calls of `has`.
             args: the first one is a model, or the settings of a call with both models.
         """
@@ -164,14 +170,17 @@ class Compiler:
             return function(*args)
         key = (function, shape, self._config_key)
         compiled = self._used.get((key, id(args[0])))
-        if compiled is not None and (not self._check_every_run or compiled.accepts(args)):
+        if compiled is not None and not self._check_every_run:
             return compiled(*args)
-        compiled = self._find(key, args)
+        code = self._code(function, parts)
+        if compiled is not None and compiled.accepts(code, args):
+            return compiled(*args)
+        compiled = self._find(key, code, args)
         if compiled is None:
             with _compiling:  # another thread may have compiled the function meanwhile
-                compiled = self._find(key, args)
+                compiled = self._find(key, code, args)
                 if compiled is None:
-                    return self._compile(key, label, args, self.config)
+                    return self._compile(key, code, label, args, self.config)
         compiled.labels.add(label)
         self._used[key, id(args[0])] = compiled
         return compiled(*args)
@@ -201,17 +210,25 @@ class Compiler:
         """Return the numbers of functions that this call used and compiled."""
         return replace(self._stats, num_used=len(set(self._used.values())))
 
-    def _find(self, key: Key, args: tuple) -> CompiledFunction | None:
+    def _code(self, function: Callable, parts: Sequence[object]) -> tuple:
+        if self._check_every_run:
+            return code_of(function, parts)
+        key = (function, *map(id, parts))
+        if key not in self._codes:
+            self._codes[key] = code_of(function, parts)
+        return self._codes[key]
+
+    def _find(self, key: Key, code: tuple, args: tuple) -> CompiledFunction | None:
         with _lock:
             functions = _compiled.setdefault(self._kept_with, [])
-            accepting = next((each for each in functions if each.key == key and each.accepts(args)), None)
+            accepting = next((each for each in functions if each.key == key and each.accepts(code, args)), None)
             if accepting is not None:
                 functions.remove(accepting)
                 functions.insert(0, accepting)
         return accepting
 
-    def _compile(self, key: Key, label: str, args: tuple, config: CompileConfig) -> Any:
-        new = CompiledFunction(key)
+    def _compile(self, key: Key, code: tuple, label: str, args: tuple, config: CompileConfig) -> Any:
+        new = CompiledFunction(key, code)
         result = new.compile(config, args)
         new.labels.add(label)
         with _lock:
@@ -222,6 +239,18 @@ class Compiler:
         self._used[key, id(args[0])] = new
         self._has.clear()
         return result
+
+
+def code_of(function: Callable, parts: Sequence[object]) -> tuple:
+    """Return weak references to what a compiled function contains and guards do not cover.
+
+    These are the functions of the parts' classes with their code objects, and the global hooks of modules. Two results
+    are equal if nothing was replaced or edited between them.
+    """
+    hooks = [hook for kind in _GLOBAL_HOOKS for hook in getattr(nn.modules.module, f"_global_{kind}").values()]
+    functions = [function, *model_facts.class_functions(*parts), *hooks]
+    codes = [each.__code__ for each in functions if hasattr(each, "__code__")]
+    return tuple(each if type(each).__weakrefoffset__ == 0 else weakref.ref(each) for each in (*functions, *codes))
 
 
 def why_untraceable(*models: PreTrainedModel | None) -> str | None:

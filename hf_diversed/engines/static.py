@@ -159,15 +159,21 @@ class StaticEngine:
             torch.compiler.cudagraph_mark_step_begin()
         if _is_one_function(settings, inputs.gamma):
             self._latest = static_round.run_round, shape
-            return self.compiler.run(*self._latest, self._label, settings, target, draft, inputs)
+            parts = settings.draft_parts + settings.target_parts
+            return self.compiler.run(
+                static_round.run_round, parts, shape, self._label, settings, target, draft, inputs
+            )
 
         def step(settings: CallSettings, buffers, feed: torch.Tensor, *others) -> static_round.Step:
-            width = self._step_shape(shape, feed.shape[1])
-            return self.compiler.run(static_round.draft_step, width, self._label, settings, buffers, feed, *others)
+            width, parts = self._step_shape(shape, feed.shape[1]), settings.draft_parts
+            return self.compiler.run(
+                static_round.draft_step, parts, width, self._label, settings, buffers, feed, *others
+            )
 
         steps = static_round.draft_block(step, settings, draft, inputs)
         self._latest = static_round.verify_block, shape
-        return self.compiler.run(*self._latest, self._label, settings, target, inputs, steps)
+        parts = settings.target_parts
+        return self.compiler.run(static_round.verify_block, parts, shape, self._label, settings, target, inputs, steps)
 
     def _shape(self, gamma: int, verifier_state: VerifierState) -> Shape:
         """Return the shape that a round with this draft length is compiled for."""

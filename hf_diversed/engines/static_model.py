@@ -192,7 +192,7 @@ class StaticModel(RaggedModel):
             if width not in self.widths:  # rounds without draft tokens can leave blocks of any width; rare
                 logits, hidden = extend(*args)
             else:
-                logits, hidden = self._compiler.run(extend, shape, self._label, *args)
+                logits, hidden = self._compiler.run(extend, [self.model], shape, self._label, *args)
         except Exception as error:
             if not cannot_be_traced(error):
                 raise

@@ -40,6 +40,16 @@ class CallSettings:
     keep_raw: bool
     keep_scores: bool
 
+    @property
+    def draft_parts(self) -> list[object]:
+        """All objects whose code a draft step runs."""
+        return [self.draft, *self.processors]
+
+    @property
+    def target_parts(self) -> list[object]:
+        """All objects whose code the verification of a block runs."""
+        return [self.target, *self.processors, *self.verifier.components()]
+
     def process(self, logits: torch.Tensor, temperatures: torch.Tensor | None) -> torch.Tensor:
         return run_in_order(self.processors, run_pointwise, logits, temperatures)
 

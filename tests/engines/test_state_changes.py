@@ -9,13 +9,17 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from transformers import SuppressTokensLogitsProcessor
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
-from hf_diversed import DiversedVerifier, StaticEnsembleVerifier
+from hf_diversed import DiversedHead, DiversedVerifier, StaticEnsembleVerifier
 from hf_diversed.verifiers import DistributionVerifier
 from tests.engines.modes import TRACED, decode
-from tests.tiny import ragged_batch, tiny_draft, tiny_head, tiny_model
+from tests.tiny import PAD, ragged_batch, tiny_draft, tiny_head, tiny_model
 
 
 STEPS_PER_WALK = 25
@@ -87,6 +91,47 @@ class InGlobal(Mixing):
         return GLOBAL_WEIGHT
 
 
+def without_first(self, input_ids, scores):
+    return scores.masked_fill(torch.arange(scores.shape[-1], device=scores.device) < 20, -torch.inf)
+
+
+def negated(forward):
+    return lambda self, *args, **kwargs: -forward(self, *args, **kwargs)
+
+
+def unscaled(self, hidden_states):
+    return hidden_states * self.weight
+
+
+def relaxed(self, draft, target):
+    return draft.probs()
+
+
+def swapped_mix(p, q, w):
+    return w * q + (1 - w) * p
+
+
+# Attributes of classes, with their values: functions that are replaced. The first value is the original one.
+REPLACED = [
+    (LlamaMLP, "forward", [LlamaMLP.forward, negated(LlamaMLP.forward)]),
+    (nn.Linear, "forward", [nn.Linear.forward, negated(nn.Linear.forward)]),
+    (DiversedHead, "forward", [DiversedHead.forward, negated(DiversedHead.forward)]),
+    (DiversedVerifier, "weights", [DiversedVerifier.weights, StaticEnsembleVerifier.weights]),
+    (Mixing, "emitted_probs", [Mixing.emitted_probs, relaxed]),
+    (Mixing, "weight_now", [Mixing.weight_now, lambda self: 0.8, lambda self: 0.0]),
+    (SuppressTokensLogitsProcessor, "__call__", [SuppressTokensLogitsProcessor.__call__, without_first]),
+]
+# Functions whose code object is replaced in place, as `%autoreload` does.
+EDITED = [
+    (LlamaRMSNorm.forward, unscaled),
+    (Mixing.emitted_probs, relaxed),
+    (InPartial.emitted_probs, relaxed),
+    (Mixing.weight_now, lambda self: 0.8),
+    (mix, swapped_mix),
+]
+CODES = [(function, [function.__code__, other.__code__]) for function, other in EDITED]
+
+
 class Walk:
     """A pair, a verifier and global settings; every method below `__init__` changes one of them at random."""
 
@@ -98,11 +143,53 @@ class Walk:
         self.target.config.num_hidden_layers = 1
         self.draft = tiny_draft(self.target)
         self.own_head = self.draft.lm_head.weight
-        self.target.add_adapter(LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
-        self.target.disable_adapters()
+        inject_adapter_in_model(LoraConfig(target_modules=["q_proj"], init_lora_weights=False), self.target)
+        self._adapters = [each for each in self.target.modules() if isinstance(each, BaseTunerLayer)]
+        self._adapters[0].enable_adapters(False)
         self.head = tiny_head()
         self.verifier = StaticEnsembleVerifier(0.6)
-        self.context, self.threads, self.handles = nullcontext, 1, []
+        self.context, self.threads, self.handles, self.global_handles = nullcontext, 1, [], []
+        self.default_dtype = torch.float32
+        self._patches = pytest.MonkeyPatch()
+
+    def _undo(self):
+        """Restore everything that other tests share."""
+        self._patches.undo()
+        for handle in self.global_handles:
+            handle.remove()
+
+    def class_function(self):
+        owner, name, values = self.random.choice(REPLACED)
+        self._patches.setattr(owner, name, self.random.choice(values))
+
+    def code_in_place(self):
+        function, codes = self.random.choice(CODES)
+        self._patches.setattr(function, "__code__", self.random.choice(codes))
+
+    def free_function(self):
+        self._patches.setitem(globals(), "mix", self.random.choice([mix, swapped_mix]))
+
+    def bound_to_instance(self):
+        weight = self.random.choice(WEIGHTS)
+        self.verifier.weight_now = lambda: weight
+
+    def global_hook(self):
+        if self.global_handles:
+            self.global_handles.pop().remove()
+            return
+        kind = self.random.choice(["pre", "forward"])
+        if kind == "pre":
+            hook = register_module_forward_pre_hook(
+                lambda module, inputs: (-inputs[0],) if isinstance(module, LlamaMLP) else None
+            )
+        else:
+            hook = register_module_forward_hook(
+                lambda module, inputs, output: output.roll(1, -1) if isinstance(module, LlamaRMSNorm) else None
+            )
+        self.global_handles.append(hook)
+
+    def changed_default_dtype(self):
+        self.default_dtype = self.random.choice([torch.float32, torch.float64, torch.bfloat16])
 
     def weights_in_place(self):
         with torch.no_grad():
@@ -143,7 +230,7 @@ class Walk:
             self.handles.append(module.register_forward_hook(lambda module, inputs, output: output.roll(1, -1)))
 
     def adapters(self):
-        self.random.choice([self.target.enable_adapters, self.target.disable_adapters])()
+        self._adapters[0].enable_adapters(self.random.choice([True, False]))
 
     def grad_mode(self):
         self.context = self.random.choice([nullcontext, torch.enable_grad, torch.no_grad, torch.inference_mode])
@@ -203,10 +290,11 @@ def take_steps(seed: int, steps: int) -> None:
                 done.append(order.pop() if order else walk.random.choice(CHANGES))
                 getattr(walk, done[-1])()
             torch.set_num_threads(walk.threads)
-            pair = walk.target, walk.draft
+            torch.set_default_dtype(walk.default_dtype)
+            pair, settings = (walk.target, walk.draft), {**SHORT, "suppress_tokens": [PAD]}
             with walk.context():
-                expected = decode(pair, {}, walk.verifier, ragged_batch(2), output_logits=True, **SHORT)
-                out = decode(pair, TRACED, walk.verifier, ragged_batch(2), **SHORT)
+                expected = decode(pair, {}, walk.verifier, ragged_batch(2), output_logits=True, **settings)
+                out = decode(pair, TRACED, walk.verifier, ragged_batch(2), **settings)
                 rounded = torch.is_autocast_enabled("cpu")
             assert out.stats.engine == "compiled", done
             if not torch.equal(out.sequences, expected.sequences):
@@ -215,7 +303,9 @@ def take_steps(seed: int, steps: int) -> None:
                 continue
             assert out.stats.num_accepted == expected.stats.num_accepted, (seed, done)
     finally:
+        walk._undo()
         torch.set_num_threads(threads)
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("kind", [InAttribute, InPartial, InClosure, InSlots, OnClass, InGlobal])
@@ -241,3 +331,8 @@ def test_compiled_calls_follow_changes_of_state():
 def test_many_changes_of_state(seed):
     """The same with 500 changes (FUZZ_CASES sets another number)."""
     take_steps(seed, STEPS_PER_WALK)
+
+
+def test_unchanged_code_compiles_once(pair):
+    """Catches code that counts as changed although nothing was replaced, which would compile every call."""
+    assert [decode(pair, TRACED, **SHORT).stats.compile.num_compiled for _ in range(3)] == [1, 0, 0]
