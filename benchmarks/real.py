@@ -1,7 +1,7 @@
 """Measure quality and speed of SmolLM2-135M-Instruct with prompt lookup or a draft model.
 
-    python benchmarks/real.py --output build/real                                      # `make real`: minutes
-    python benchmarks/real.py --output build/study --data scitldr=FILE,rewrite=FILE --head-steps 160 \\
+    python -m benchmarks.real --output build/real                                      # `make real`: minutes
+    python -m benchmarks.real --output build/study --data scitldr=FILE,rewrite=FILE --head-steps 160 \\
         --num-examples 200 --timed-prompts 24 --repeats 5 --report results/real/study.json
 
 Finished parts are kept in the output folder, so an interrupted run continues there:
@@ -29,6 +29,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from benchmarks import packaged
 from hf_diversed.cli.demo import TEXTS
 from hf_diversed.cli.models import LOOKUP, load_pair
 from hf_diversed.cli.training import call
@@ -44,7 +45,6 @@ from hf_diversed.harness.prompts import encode
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.provenance import data_digest, model_digest, provenance
 from hf_diversed.tasks import PromptedTask, Task, get_task, load_records
-from hf_diversed.zoo import packaged
 
 
 METHODS = ("lossless", "lenience:0.3", "static:0.5")
@@ -124,7 +124,7 @@ def study(regime: str, draft: str, tasks: list[str], arguments: argparse.Namespa
     folders = [arguments.output / regime / f"head-{name}" for name in arguments.heads if arguments.head_steps]
     for name, folder in zip(arguments.heads, folders):
         trained_head(name, draft, tasks[0], folder, arguments)
-    pair = load_pair(arguments.target, draft, "cpu", chat=True, dtype=arguments.dtype)
+    pair = load_pair(packaged.resolve(arguments.target), draft, "cpu", chat=True, dtype=arguments.dtype)
     methods = build_methods([*arguments.methods, *(f"diversed:{folder}" for folder in folders)])
     records = []
     for name in tasks:
@@ -299,7 +299,7 @@ def _arguments() -> argparse.Namespace:
 
     add = parser.add_argument
     add("--output", type=Path, required=True, help="Folder for finished parts, which are not repeated.")
-    add("--target", default="smollm2", help="smollm2, or a chat model of the Hub.")
+    add("--target", default="smollm2", help="A name in benchmarks.packaged, or a chat model of the Hub.")
     add("--data", type=files, default={}, help="task=FILE,...; heads are trained on the first.")
     add("--draft", help="Hub id or folder of a draft model.")
     add("--regimes", type=lambda text: text.split(","), default=list(REGIMES), help="draft, lookup, or both.")

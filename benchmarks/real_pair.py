@@ -1,6 +1,6 @@
 """Measure acceptance and quality of every method on a published pair, Qwen2.5-Coder 1.5B with 0.5B.
 
-    python -m benchmarks.real_pair --output build/real-pair \\
+    python -m benchmarks.real_pair --target qwen-coder-1.5b --draft qwen-coder-0.5b --output build/real-pair \\
         --data mbpp=mbpp_974.jsonl,humaneval=HumanEval.jsonl,gsm8k=gsm8k_train_7473.jsonl
 
 Each batch is decoded with every method before the next batch; all methods except `target` share its prefill. Finished
@@ -36,6 +36,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
+from benchmarks import packaged
 from benchmarks.differences import compare
 from benchmarks.real import timed
 from hf_diversed.cli.models import load_pair
@@ -66,7 +67,8 @@ def main() -> None:
     logging.disable_progress_bar()
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
-    pair = load_pair(arguments.target, arguments.draft, arguments.device, chat=True, dtype=arguments.dtype)
+    target, draft = packaged.resolve(arguments.target), packaged.resolve(arguments.draft)
+    pair = load_pair(target, draft, arguments.device, chat=True, dtype=arguments.dtype)
     for model in (pair.target, pair.draft) if arguments.packed else ():
         pack_linear_layers(model)
     if arguments.seconds:
@@ -354,8 +356,8 @@ def pooled(parts: list[Results]) -> Results:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--target", required=True, help="Hub id or folder of the target.")
-    add("--draft", required=True, help="Hub id or folder of the draft model.")
+    add("--target", required=True, help="Hub id, folder or name in benchmarks.packaged of the target.")
+    add("--draft", required=True, help="The same for the draft model.")
     add("--data", required=True, type=_files, help="Tasks and their JSON Lines files: mbpp=FILE,gsm8k=FILE.")
     add("--output", required=True, type=Path, help="Folder of finished batches and reports.")
     add("--methods", default=METHODS, type=lambda text: text.split(","), help="Methods, in this order.")

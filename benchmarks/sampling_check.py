@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from benchmarks import packaged
 from benchmarks.real_pair import chosen_records, pack_linear_layers
 from hf_diversed.cli.models import LOOKUP, load_pair
 from hf_diversed.evaluation import read_results
@@ -36,7 +37,7 @@ from hf_diversed.tasks import PromptedTask, get_task
 def main() -> None:
     arguments = _arguments()
     torch.set_num_threads(arguments.threads)
-    pair = load_pair(arguments.target, LOOKUP, "cpu", chat=True, dtype="bfloat16")
+    pair = load_pair(packaged.resolve(arguments.target), LOOKUP, "cpu", chat=True, dtype="bfloat16")
     pack_linear_layers(pair.target)
     name, path = arguments.data.split("=", 1)
     task = PromptedTask(get_task(name, allow_code_execution=True), pair.tokenizer, chat=True)
@@ -140,7 +141,7 @@ def excess(logits: Tensor, tokens: Tensor) -> tuple[float, float, int]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--target", required=True, help="Hub id, folder or packaged name of the target.")
+    add("--target", required=True, help="Hub id, folder or name in benchmarks.packaged of the target.")
     add("--data", required=True, help="Task and its JSON Lines file: gsm8k=FILE.")
     add("--output", required=True, type=Path, help="Output folder of benchmarks.real_pair.")
     add("--report", default=Path("build/sampling-check.json"), type=Path, help="JSON file to write.")

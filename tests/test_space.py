@@ -19,17 +19,16 @@ from huggingface_hub.utils import close_session
 from transformers import CompileConfig
 
 from hf_diversed import SpeculativeStats
+from hf_diversed.evaluation import plots
 from hf_diversed.harness.pair import Pair
 from hf_diversed.outputs import TokenRecords
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.token_view import ORIGINS, Piece, PieceStreamer, TokenReader
-from hf_diversed.zoo import packaged
 from hf_diversed.zoo.loader import WEIGHTS
 from tests.hub.conftest import point_client_at
 from tests.hub.loopback import WRITER, LoopbackHub
 from tests.tiny import EOS, PAD, tiny_draft, tiny_model
 from tests.verifier_cases import random_head
-from tools import plots
 
 
 SPACE = Path(__file__).parent.parent / "examples" / "space"
@@ -433,20 +432,16 @@ def test_the_state_is_shown(space):
 
 
 @pytest.fixture
-def cache(monkeypatch, tmp_path):
-    """An empty cache of models from the package index, and an environment without model names."""
+def unnamed(monkeypatch):
+    """An environment without model names."""
     for name in ("TARGET", "DRAFT", "HEAD"):
         monkeypatch.delenv(f"HF_DIVERSED_{name}", raising=False)
-    monkeypatch.setattr(packaged, "CACHE", tmp_path)
-    return tmp_path
 
 
-def test_models_on_offer(space, cache, monkeypatch):
-    """Catches an unrequested download, a choice although the environment selects the models, and half a pair."""
+def test_models_on_offer(space, unnamed, monkeypatch):
+    """Catches the embedded pair although the environment selects the models, and half a pair."""
     offered = lambda: [(model.target, model.draft) for model in space.models.find_models()]  # noqa: E731
     assert offered() == [(None, None)]
-    packaged.folder("smollm2").mkdir()
-    assert offered() == [(None, None), ("smollm2", "lookup")]
     monkeypatch.setenv("HF_DIVERSED_HEAD", "org/head")
     assert offered() == [(None, None)]
     monkeypatch.setenv("HF_DIVERSED_TARGET", "org/target")
@@ -456,13 +451,12 @@ def test_models_on_offer(space, cache, monkeypatch):
     assert offered() == [("org/target", "lookup")]
 
 
-def test_a_model_whose_drafts_are_looked_up(space, cache, monkeypatch):
+def test_a_model_whose_drafts_are_looked_up(space, unnamed, monkeypatch, tmp_path):
     """Catches text about the embedded pair or its head, and a model that does not decode."""
     for part in ("target", "tokenizer"):
-        shutil.copytree(WEIGHTS / part, packaged.folder("smollm2"), dirs_exist_ok=True)
-    monkeypatch.setenv("HF_DIVERSED_TARGET", "smollm2")
+        shutil.copytree(WEIGHTS / part, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setenv("HF_DIVERSED_TARGET", str(tmp_path))
     monkeypatch.setenv("HF_DIVERSED_DRAFT", "lookup")
-    monkeypatch.setattr(packaged, "fetch", packaged.folder)
     (model,) = space.models.find_models()
     assert "draft model" not in model.masthead
     assert "copied from the prompt" in model.about
@@ -482,7 +476,7 @@ def test_a_model_whose_drafts_are_looked_up(space, cache, monkeypatch):
         space.choice.choose_verifier(replace(model.pair, heads={"": random_head()}), learned)
 
 
-def test_the_embedded_pair_is_described(space, cache):
+def test_the_embedded_pair_is_described(space, unnamed):
     """Catches a page that allows any prompt for the embedded pair, or that omits a task of its heads."""
     (model,) = space.models.find_models()
     assert "three kinds of prompt" in model.about

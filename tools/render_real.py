@@ -17,7 +17,7 @@ FURTHER = "lenience-scitldr.json"
 def _command(name: str, task: str, options: str) -> str:
     """Return the command of a study; both tasks read the same file of texts."""
     return (
-        f"python benchmarks/real.py --output build/{name} --data {task}=scitldr_800.jsonl --temperature 0.3 "
+        f"python -m benchmarks.real --output build/{name} --data {task}=scitldr_800.jsonl --temperature 0.3 "
         f"--gamma 10 --dtype bfloat16 --threads 1 --num-examples 96 --batch-sizes 1 {options} "
         f"--report results/real/{name}.json"
     )

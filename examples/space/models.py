@@ -16,7 +16,6 @@ from hf_diversed.harness.methods import Method
 from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.tasks import get_task, load_records
-from hf_diversed.zoo import packaged
 
 
 TASKS = [("Math", "math"), ("Summary", "summary"), ("Code", "code")]
@@ -35,7 +34,7 @@ class Model:
     """A pair, loaded at its first use; without names it is the embedded pair.
 
     Attributes:
-        label: name on the page. target, draft: Hub ids, folders or packaged models; the draft may be "lookup".
+        label: name on the page. target, draft: Hub ids or folders; the draft may be "lookup".
         head: Hub id or folder of a head for every task; None for the pair's own heads.
     """
 
@@ -111,13 +110,10 @@ def _warm_up(pair: Pair) -> None:
 
 
 def find_models() -> list[Model]:
-    """Return the pair of HF_DIVERSED_TARGET, _DRAFT and _HEAD; if unset, the embedded pair, and SmolLM2 if cached."""
+    """Return the pair of HF_DIVERSED_TARGET, _DRAFT and _HEAD; if unset, the embedded pair."""
     target, draft, head = (os.environ.get(f"HF_DIVERSED_{name}") for name in ("TARGET", "DRAFT", "HEAD"))
     if (target is None) != (draft is None):
         raise ValueError("HF_DIVERSED_TARGET and HF_DIVERSED_DRAFT must be set together; set both, or neither.")
     if target is not None:
         return [Model("Named pair", target, draft, head)]
-    models = [Model("Embedded pair", head=head)]
-    if head is None and packaged.folder("smollm2").is_dir():
-        models.append(Model("SmolLM2-135M-Instruct", "smollm2", LOOKUP))
-    return models
+    return [Model("Embedded pair", head=head)]

@@ -24,7 +24,6 @@ from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.verifiers import build_verifier
-from hf_diversed.zoo import packaged
 
 
 PHASE_TOKENS = (":", ".")  # the answer's first sentence, as the problems have no thinking phase
@@ -157,8 +156,8 @@ def model_demo(
     """Return the demo of a chat model that repeats texts, most of which prompt lookup can copy.
 
     Args:
-        name: Hub id or folder of a chat model, a packaged model, or a packaged pair such as "qwen-coder".
-        draft: Hub id, folder or packaged model of a draft model, or "lookup"; ignored for a packaged pair.
+        name: Hub id or folder of a chat model.
+        draft: Hub id or folder of a draft model, or "lookup".
         num_examples: number of texts, at most `len(TEXTS)`.
 
     Raises:
@@ -166,8 +165,7 @@ def model_demo(
     """
     if num_examples > len(TEXTS):
         raise ValueError(f"--num-examples must be at most {len(TEXTS)} with --model, got {num_examples}.")
-    target, draft = packaged.PAIRS.get(name, (name, draft))
-    pair = load_pair(target, draft, device, chat=True, dtype=dtype)
+    pair = load_pair(name, draft, device, chat=True, dtype=dtype)
     methods = [Method(PLAIN), Method("upstream", upstream=True)]
     methods += [Method(spec, build_verifier(spec)) for spec in ("lossless", SHOWN, "static:0.5")]
     source = "looked up in the prompt" if draft == LOOKUP else f"from {draft}"

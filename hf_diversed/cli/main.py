@@ -1,7 +1,6 @@
 """The `hf-diversed` command. Neither this module nor `--help` imports torch or transformers: commands import them."""
 
 import inspect
-import os
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
 from importlib import import_module
@@ -103,8 +102,6 @@ def _command(name: str) -> Callable[..., None]:
         del values["config"]
         with errors_as_text(values.pop("debug"), hints):
             given = kind(**values)
-            if values.get("yes"):
-                os.environ["HF_DIVERSED_YES"] = "1"
             run = getattr(import_module(f"hf_diversed.cli.{module}"), function)
             run(given, *([context.args] if name == "serve" else []))
 

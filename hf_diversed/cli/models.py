@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from hf_diversed.cli.options import LOOKUP
 from hf_diversed.generation import checks
 from hf_diversed.harness.pair import Pair, load_model, load_tokenizer
-from hf_diversed.zoo import load_demo_pair, packaged
+from hf_diversed.zoo import load_demo_pair
 
 
 Device = torch.device | str
@@ -29,8 +29,7 @@ def load_pair(
     """Load a pair by name, or the embedded pair with its heads.
 
     Args:
-        target, draft: Hub ids, folders or names of packaged models; the draft may be "lookup". None for both loads the
-            embedded pair.
+        target, draft: Hub ids or folders; the draft may be "lookup". None for both loads the embedded pair.
         device: None for the best available device.
         chat: whether the tokenizer must have a chat template.
         dtype: one of `DTYPES`; None for the dtype of the saved weights.
@@ -51,7 +50,6 @@ def load_pair(
         pair = load_demo_pair().to(device, kind if isinstance(kind, torch.dtype) else None)
         _check_chat(pair.tokenizer, chat)
         return pair
-    target, draft = packaged.resolve(target), packaged.resolve(draft)
     with naming_model("--target", target):
         tokenizer = load_tokenizer(target)
     _check_chat(tokenizer, chat)

@@ -74,7 +74,6 @@ class LoadingOptions(Options):
     """How models are loaded."""
 
     dtype: str | None = option("Data type of the models: auto (as saved, the default), float32, bfloat16 or float16.")
-    yes: bool = option("Download packaged models without asking.", False)
 
 
 @dataclass(kw_only=True)

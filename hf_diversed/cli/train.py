@@ -27,7 +27,6 @@ from hf_diversed.training import DiversedConfig, DiversedTrainer
 from hf_diversed.training.counterfactual import FitSettings, fit_head
 from hf_diversed.training.labels import load_labels
 from hf_diversed.training.loading import load_tokenizer
-from hf_diversed.zoo import packaged
 
 
 _AGAIN = "Run the same command with --resume to continue from the newest complete checkpoint."
@@ -126,7 +125,7 @@ def pair_options(target: str | None, draft: str | None, dtype: str | None, confi
     if target is None or draft is None:
         pair = load_pair(None, None, config.device, dtype=dtype)
         return {"target": pair.target, "draft": pair.draft, "processing_class": pair.tokenizer}
-    target, named = packaged.resolve(target), None if draft == LOOKUP else packaged.resolve(draft)
+    named = None if draft == LOOKUP else draft
     with naming_model("--target", target):
         tokenizer = load_tokenizer(target)
     if named is not None:

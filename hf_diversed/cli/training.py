@@ -5,7 +5,6 @@ The options are those of `TrainOptions` and of `DiversedConfig`, a subclass of `
 
 import argparse
 import json
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
@@ -49,8 +48,6 @@ def call(argv: Sequence[str]) -> Any:
     from hf_diversed.training import DiversedConfig
 
     options, config = parse((TrainOptions, DiversedConfig), argv)
-    if options.yes:
-        os.environ["HF_DIVERSED_YES"] = "1"
     return train(options, config)
 
 

@@ -1,13 +1,11 @@
 """Commands without a draft model: prompt lookup, and a model of the package index by its name."""
 
 import json
-import os
 
 import pytest
 from transformers import GenerationConfig
 
 from hf_diversed.cli import models
-from hf_diversed.cli.train import pair_options
 from hf_diversed.cli.training import call
 from hf_diversed.formatting import PLAIN
 from hf_diversed.generation.recording import record_stats
@@ -15,7 +13,6 @@ from hf_diversed.harness.decode import Decoder
 from hf_diversed.harness.methods import Method, build_methods
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead
-from hf_diversed.zoo import packaged
 from tests.commands import run, succeed
 
 
@@ -75,30 +72,18 @@ def test_training_with_prompt_lookup(folder, tmp_path, token):
     assert stats.num_drafted > 0
 
 
-def test_smollm2_is_a_name_wherever_a_pair_is_named(folder, monkeypatch):
-    """Catches a command that requests a model named smollm2 from the Hub."""
-    monkeypatch.setattr(packaged, "fetch", lambda name: folder / "target")
-    pair = models.load_pair("smollm2", str(folder / "draft"), "cpu")
-    assert pair.target.config.hidden_size == 16
-    found = pair_options("smollm2", str(folder / "draft"), None, None)
-    assert found["target"] == str(folder / "target")
-
-
-def test_demo_of_a_named_model(folder, monkeypatch):
-    """Catches a row that fails or is missing, a second engine, a pair without its draft model, and a lost `--yes`."""
-    monkeypatch.setattr(packaged, "fetch", lambda name: folder / "target")
+def test_demo_of_a_named_model(folder):
+    """Catches a row that fails or is missing, a second engine, and a pair without its draft model."""
+    target, draft = str(folder / "target"), str(folder / "draft")
     short = ("--num-examples", "1", "--max-new-tokens", "8", "--device", "cpu", "--repeats", "1")
-    result = succeed("demo", "--model", "smollm2", "--engine", "eager", *short)
+    result = succeed("demo", "--model", target, "--engine", "eager", *short)
     for words in (PLAIN, "upstream", "lossless", "lenience:0.3", "static:0.5", "looked up in the prompt"):
         assert words in " ".join(result.output.split())
     assert "compiled" not in result.output
-    result = succeed("demo", "--model", "smollm2", "--engine", "compiled", "--backend", "eager", *short)
+    result = succeed("demo", "--model", target, "--engine", "compiled", "--backend", "eager", *short)
     assert "compiled:lenience:0.3" in result.output
-    monkeypatch.setattr(packaged, "fetch", lambda name: folder / ("draft" if name == "qwen-coder-0.5b" else "target"))
-    monkeypatch.setenv(packaged.YES, "")
-    result = succeed("demo", "--model", "qwen-coder", "--yes", "--engine", "eager", *short)
-    assert "from qwen-coder-0.5b" in " ".join(result.output.split())
-    assert os.environ[packaged.YES] == "1"
+    result = succeed("demo", "--model", target, "--draft", draft, "--engine", "eager", *short)
+    assert f"from {draft}" in result.output.replace("\n", "")
 
 
 def test_a_pair_without_a_draft_moves(folder):

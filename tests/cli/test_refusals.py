@@ -49,8 +49,8 @@ REFUSED = [
     ("demo --num-examples 0", "--num-examples must be >= 1, got 0."),
     ("demo --num_examples 0", "--num-examples must be >= 1, got 0."),
     ("demo --engine fast", "--engine must be one of eager, compiled, both"),
-    ("demo --model smollm2 --num-examples 9", "--num-examples must be at most 8 with --model, got 9."),
-    ("demo --model smollm2 --all", "--all compares verifiers on the embedded pair; it cannot be combined with"),
+    ("demo --model org/chat --num-examples 9", "--num-examples must be at most 8 with --model, got 9."),
+    ("demo --model org/chat --all", "--all compares verifiers on the embedded pair; it cannot be combined with"),
     ("push no-such-folder org/head", "FOLDER: the folder no-such-folder does not exist."),
     (f"push {HEAD}", "REPO is missing: name a repository, as in org/name, or pass --card-only or --info."),
     (f"push {HEAD} --card-only --info", "--card-only and --info are mutually exclusive."),
@@ -111,11 +111,10 @@ FAILING = [
 
 @pytest.fixture(autouse=True)
 def nothing_to_load(monkeypatch, tmp_path):
-    """Let every attempt to load a model or to fetch one fail, and every relative path be in a new folder."""
+    """Let every attempt to load a model fail, and every relative path be in a new folder."""
     monkeypatch.chdir(tmp_path)
     for name in ("models.load_demo_pair", "models.load_model"):
         monkeypatch.setattr(f"hf_diversed.cli.{name}", None)
-    monkeypatch.setattr("hf_diversed.zoo.packaged.fetch", None)
 
 
 @pytest.mark.parametrize(("command", "words"), REFUSED)

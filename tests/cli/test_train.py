@@ -251,8 +251,8 @@ def test_help_all_shows_the_trainers_options_behind_ours():
 def test_flags_with_values():
     """Catches `--chat true`, which scripts of transformers' users contain, as an unknown argument."""
     argv = ["--task", "math", "--chat", "true", "--overwrite=False", "--resume", "--token-features", "true"]
-    options, config = parse((TrainOptions, DiversedConfig), [*argv, "--yes=false"])
-    assert (options.chat, options.overwrite, options.resume, options.yes) == (True, False, True, False)
+    options, config = parse((TrainOptions, DiversedConfig), argv)
+    assert (options.chat, options.overwrite, options.resume) == (True, False, True)
     assert config.token_features
 
 

