@@ -1,9 +1,8 @@
 """Time adaptive against constant draft lengths on the embedded tasks.
 
-    python benchmarks/adaptive.py --output results/adaptive.json
+    python -m benchmarks.adaptive --output results/adaptive.json
 
-Setting: batch size 1, one thread, one process. The methods decode each prompt in turn from the same seed. Times are
-CPU seconds because the machine may be shared; with one thread they equal wall time on an idle machine. Each method
+Setting: batch size 1, one thread, one process. The methods decode each prompt in turn from the same seed. Each method
 first decodes one untimed prompt, which includes compilation with `--engine compiled`. The timed runs include the
 rounds in which the adaptive schedule explores other lengths.
 """
@@ -11,18 +10,19 @@ rounds in which the adaptive schedule explores other lengths.
 import argparse
 import itertools
 import json
-import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from statistics import quantiles
 
 import torch
 from transformers import CompileConfig
 from transformers.utils import logging
 
+from benchmarks.turns import spread, take_turns
 from hf_diversed import load_demo_pair
 from hf_diversed.harness.decode import timed_call
 from hf_diversed.harness.pair import Pair
+from hf_diversed.outputs import SpeculativeStats
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import get_task, load_records
 
@@ -36,12 +36,22 @@ ENGINES = {"eager": {}, "compiled": {"cache_implementation": "static", "compile_
 
 @dataclass
 class Measured:
-    """Totals over all prompts, one entry per turn."""
+    """Totals over all prompts, one entry per repeat."""
 
     tokens: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     rounds: int = 0
     drafted: int = 0
+
+    def add(self, stats: SpeculativeStats, seconds: float, is_new: bool) -> None:
+        """Add a call to the last repeat, or to a new one."""
+        if is_new:
+            self.tokens.append(0)
+            self.seconds.append(0.0)
+        self.tokens[-1] += stats.num_emitted
+        self.seconds[-1] += seconds
+        self.rounds += stats.num_rounds
+        self.drafted += stats.num_drafted
 
     @property
     def rates(self) -> list[float]:
@@ -73,25 +83,19 @@ def _measure(pair: Pair, task: str, verifier: str, arguments: argparse.Namespace
     measured = {method: Measured() for method in METHODS}
     for method in METHODS:
         _decode(pair, warm_up, verifier, method, arguments, seed=arguments.seed)
-    for turn in range(arguments.repeats):
-        for each in measured.values():
-            each.tokens.append(0)
-            each.seconds.append(0.0)
-        for number, prompt in enumerate(prompts):
-            first = (turn + number) % len(METHODS)
-            for method in METHODS[first:] + METHODS[:first]:
-                seed = arguments.seed + turn * len(prompts) + number
-                stats, seconds = _decode(pair, prompt, verifier, method, arguments, seed)
-                measured[method].tokens[-1] += stats.num_emitted
-                measured[method].seconds[-1] += seconds
-                measured[method].rounds += stats.num_rounds
-                measured[method].drafted += stats.num_drafted
+
+    def call(method: str, turn: int):
+        return _decode(pair, prompts[turn % len(prompts)], verifier, method, arguments, arguments.seed + turn)
+
+    calls = {method: partial(call, method) for method in METHODS}
+    for turn, results in enumerate(take_turns(calls, arguments.repeats * len(prompts))):
+        for method, (stats, seconds) in results.items():
+            measured[method].add(stats, seconds, is_new=turn % len(prompts) == 0)
     return measured
 
 
 def _decode(pair: Pair, prompt, verifier: str, method: str, arguments: argparse.Namespace, seed: int):
     adaptive = method == ADAPTIVE
-    began = time.process_time()
     output, _, _ = timed_call(
         pair.target,
         seed,
@@ -105,7 +109,7 @@ def _decode(pair: Pair, prompt, verifier: str, method: str, arguments: argparse.
         do_sample=True,
         top_k=0,
     )
-    return output.stats, time.process_time() - began
+    return output.stats
 
 
 def _summary(measured: dict[str, Measured]) -> dict:
@@ -121,9 +125,8 @@ def _summary(measured: dict[str, Measured]) -> dict:
 
 
 def _ratio(measured: Measured, other: Measured) -> dict:
-    by_turn = [a / b for a, b in zip(measured.rates, other.rates)]
-    low, _, high = quantiles(by_turn, method="inclusive") if len(by_turn) > 1 else by_turn * 3
-    return {"ratio": round(measured.rate / other.rate, 4), "quartiles": [round(low, 4), round(high, 4)]}
+    quartiles = spread([a / b for a, b in zip(measured.rates, other.rates)])["quartiles"]
+    return {"ratio": round(measured.rate / other.rate, 4), "quartiles": [round(value, 4) for value in quartiles]}
 
 
 def _arguments() -> argparse.Namespace:

@@ -8,15 +8,17 @@ the medians over the rounds of a call, without prefill. Writes results/head-cost
 
 import argparse
 import time
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from unittest import mock
 
 import torch
 from transformers.utils import logging
 
 from benchmarks.rounds import random_model
+from benchmarks.turns import spread, take_turns
 from hf_diversed import DiversedHead, DiversedHeadConfig, DiversedVerifier, LosslessVerifier
 from hf_diversed.files import write_json
 from hf_diversed.generation import decoding
@@ -49,7 +51,6 @@ def measure(target, draft, engine: str, turns: int) -> dict:
     ids = torch.randint(4, target.config.vocab_size, (1, PROMPT_LENGTH))
     compiled = {"compile_config": default_compile_config(torch.device("cpu")), "cache_implementation": "static"}
     head = DiversedHead(DiversedHeadConfig.for_pair(target, draft, **INPUTS)).eval()
-    lossless, with_head = LosslessVerifier(), DiversedVerifier(head)
 
     def ms_per_round(verifier: Verifier, seed: int) -> float:
         torch.manual_seed(seed)
@@ -75,15 +76,18 @@ def measure(target, draft, engine: str, turns: int) -> dict:
             )
         return 1000 * median(after - before for before, after in pairwise(times))
 
-    for verifier in (lossless, with_head):  # compiles and warms up
-        ms_per_round(verifier, seed=0)
-    times: dict[Verifier, list[float]] = {lossless: [], with_head: []}
-    for turn in range(turns):
-        for verifier in (lossless, with_head) if turn % 2 else (with_head, lossless):
-            times[verifier].append(ms_per_round(verifier, turn))
-    extra = [ours / base - 1 for ours, base in zip(times[with_head], times[lossless])]
-    low, middle, high = quantiles(extra, method="inclusive")
-    record = {"engine": engine, "extra": [middle, low, high], "lossless_ms": median(times[lossless]), "turns": turns}
+    verifiers: dict[str, Verifier] = {"lossless": LosslessVerifier(), "head": DiversedVerifier(head)}
+    calls = {name: partial(ms_per_round, verifier) for name, verifier in verifiers.items()}
+    for call in calls.values():  # compiles and warms up
+        call(0)
+    times = [{name: one.result for name, one in results.items()} for results in take_turns(calls, turns)]
+    found = spread([each["head"] / each["lossless"] - 1 for each in times])
+    record = {
+        "engine": engine,
+        "extra": [found["median"], *found["quartiles"]],
+        "lossless_ms": median(each["lossless"] for each in times),
+        "turns": turns,
+    }
     print(record, flush=True)
     return record
 

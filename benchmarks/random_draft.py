@@ -9,14 +9,14 @@ results/random-draft.json.
 import argparse
 import itertools
 import json
-import time
+from functools import partial
 from pathlib import Path
-from statistics import quantiles
 
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
+from benchmarks.turns import spread, take_turns, timed
 from hf_diversed import load_demo_pair
 from hf_diversed.harness.compiled import default_compile_config
 from hf_diversed.harness.decode import timed_call
@@ -63,39 +63,23 @@ def main() -> None:
 def measure(target, draft, inputs, turns: int) -> dict:
     """Return ratios of CPU seconds, and draft forwards per target forward."""
 
-    def seconds(drafted: bool, turn: int):
-        call = {"assistant_model": draft, "verifier": "lossless", "num_assistant_tokens_schedule": "adaptive"}
-        began = time.process_time()
-        output, _, _ = timed_call(
-            target,
-            turn,
-            **inputs[turn % len(inputs)],
-            do_sample=True,
-            top_k=0,
-            max_new_tokens=NEW_TOKENS,
-            **(call if drafted else {}),
-        )
-        return time.process_time() - began, output
+    def decode(options: dict, turn: int):
+        sampling = {"do_sample": True, "top_k": 0, "max_new_tokens": NEW_TOKENS}
+        return timed_call(target, turn, **inputs[turn % len(inputs)], **sampling, **options)[0]
 
-    first = seconds(True, 0)[0] / seconds(False, 0)[0]
+    drafting = {"assistant_model": draft, "verifier": "lossless", "num_assistant_tokens_schedule": "adaptive"}
+    calls = {"drafted": partial(decode, drafting), "alone": partial(decode, {})}
+    first = timed(calls["drafted"], 0).seconds / timed(calls["alone"], 0).seconds
     for turn in range(1, WARM_UP_CALLS):
-        seconds(True, turn)
+        calls["drafted"](turn)
     ratios, forwards = [], [0, 0]
-    for turn in range(turns):
-        # The order alternates.
-        (drafted, output), (alone, _) = sorted((seconds(drafts, turn) for drafts in _order(turn)), key=_is_plain)
-        ratios.append(drafted / alone)
-        forwards = [forwards[0] + output.stats.draft_forwards, forwards[1] + output.stats.target_forwards]
-    low, middle, high = quantiles(ratios, method="inclusive")
-    return {"over_target": [middle, low, high], "first_call": first, "draft_forwards": forwards[0] / forwards[1]}
-
-
-def _order(turn: int) -> tuple[bool, bool]:
-    return (True, False) if turn % 2 else (False, True)
-
-
-def _is_plain(measured) -> bool:
-    return not hasattr(measured[1], "stats")
+    for results in take_turns(calls, turns):
+        ratios.append(results["drafted"].seconds / results["alone"].seconds)
+        stats = results["drafted"].result.stats
+        forwards = [forwards[0] + stats.draft_forwards, forwards[1] + stats.target_forwards]
+    found = spread(ratios)
+    over_target = [found["median"], *found["quartiles"]]
+    return {"over_target": over_target, "first_call": first, "draft_forwards": forwards[0] / forwards[1]}
 
 
 if __name__ == "__main__":

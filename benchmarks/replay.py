@@ -7,12 +7,13 @@ python -m benchmarks.replay --output results/replay.json
 
 import argparse
 import json
-import time
 from pathlib import Path
+from statistics import mean
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.turns import spread, take_turns
 from hf_diversed.generation.recurrent_model import open_model
 from hf_diversed.generation.rows import PerRow, RaggedRows
 from hf_diversed.provenance import provenance
@@ -36,9 +37,8 @@ class Batch:
         self.model = open_model(model, self.rows, None, positions, keep_hidden=False)
         self.model.prefill(ids[:, : PROMPT - 1])
 
-    def round(self) -> float:
-        """Return the process time of one round, in seconds."""
-        started, starts = time.process_time(), self.rows.lengths + (-1)
+    def round(self, turn: int) -> None:
+        starts = self.rows.lengths + (-1)
         columns = starts.device[:, None] + torch.arange(GAMMA + 1)
         self.model(self.rows.ids.gather(1, columns), starts, keep=GAMMA + 1)
         emitted = self.accepted + 1
@@ -47,7 +47,6 @@ class Batch:
         )
         self.model.rewind()
         self.accepted = self.accepted.roll(1)
-        return time.process_time() - started
 
 
 @torch.inference_mode()
@@ -57,17 +56,20 @@ def measure(model, rounds: int, accepted: list[int]) -> dict:
     ids = torch.randint(4, SIZES["vocab_size"], size)
     rejecting, accepting = Batch(model, ids, accepted), Batch(model, ids, [GAMMA] * len(accepted))
     for batch in (rejecting, accepting):
-        for _ in range(WARM_UP):
-            batch.round()
+        for turn in range(WARM_UP):
+            batch.round(turn)
     before = rejecting.model.num_forwards
-    times = torch.tensor([[rejecting.round(), accepting.round()] for _ in range(rounds)], dtype=torch.float64)
+    turns = list(take_turns({"rejecting": rejecting.round, "accepting": accepting.round}, rounds))
     forwards = (rejecting.model.num_forwards - before) / rounds
     # Some rejecting rounds take one more forward pass, so means over blocks of rounds are compared.
-    means = times[: rounds - rounds % BLOCK].view(-1, BLOCK, 2).mean(1)
-    low, median, high = (
-        (means[:, 0] / means[:, 1]).quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
-    )
-    return {"ratio": {"median": median, "quartiles": [low, high]}, "forwards_per_round": forwards}
+    means = {
+        name: [
+            mean(turn[name].seconds for turn in turns[at : at + BLOCK]) for at in range(0, rounds - BLOCK + 1, BLOCK)
+        ]
+        for name in turns[0]
+    }
+    ratios = [with_rejections / without for with_rejections, without in zip(means["rejecting"], means["accepting"])]
+    return {"ratio": spread(ratios), "forwards_per_round": forwards}
 
 
 def build(seed: int):

@@ -226,14 +226,14 @@ def step_costs(runs: Sequence[Sequence[float]], seed: int) -> dict[str, Any]:
         for run in runs
         for at in range(1, len(run) - 1)
     ]
-    drawn = np.random.default_rng(seed).choice(ratios, size=(2000, len(ratios)))
-    low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975]) - 1.0
+    counts = Bootstrap(len(ratios), seed=seed).counts.astype(int)
+    added = Bootstrap.estimate(np.array([np.median(np.repeat(ratios, row)) for row in counts]) - 1.0)
     with_plugin, without = (1e3 * float(np.median([t for run in runs for t in run[start::2]])) for start in (0, 1))
     return {
         "ms_with": round(with_plugin, 3),
         "ms_without": round(without, 3),
-        "added": round(float(np.median(ratios)) - 1.0, 5),
-        "added_ci": [round(float(low), 5), round(float(high), 5)],
+        "added": round(added.value, 5),
+        "added_ci": [round(added.low, 5), round(added.high, 5)],
     }
 
 

@@ -12,6 +12,7 @@ from benchmarks.rounds.hardware import copy_bandwidth, weight_bytes
 from benchmarks.rounds.runner import Run, Runner, build_timed, runs_at
 from benchmarks.rounds.settings import PROMPTS_AS_GIVEN, BenchmarkSettings, Point
 from benchmarks.rounds.timing import PHASES, Phases
+from benchmarks.turns import spread
 from hf_diversed import model_facts
 from hf_diversed.formatting import COMPILED, LOSSLESS, PLAIN
 from hf_diversed.harness.decode import with_progress
@@ -294,14 +295,6 @@ def _parts(case: Case) -> dict[str, Any]:
         "breakdown_cost": sum(breakdown.values()) / plain,
         "head_percent": spread(heads) if breakdown["head"] else None,
     }
-
-
-def spread(values: Sequence[float]) -> dict:
-    """Return the median and quartiles."""
-    if len(values) == 1:
-        return {"median": values[0], "quartiles": [values[0], values[0]]}
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return {"median": median, "quartiles": [low, high]}
 
 
 def _limit_ms(target: PreTrainedModel, draft: PreTrainedModel, case: Case, bandwidth: float) -> float:
