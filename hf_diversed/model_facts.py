@@ -365,7 +365,9 @@ def _is_of_library(part: Any) -> bool:
     """Whether a class, function or callable object is defined in a known library, and so is a function in it."""
     part = part.func if isinstance(part, functools.partial) else part
     # `functools.wraps` copies `__module__` to a wrapper that is defined elsewhere.
-    names = [getattr(part, "__module__", None) or "", getattr(part, "__globals__", {}).get("__name__")]
+    names = [getattr(part, "__module__", None) or ""]
+    if isinstance(part, types.FunctionType):
+        names.append(part.__globals__.get("__name__"))
     return {name.partition(".")[0] for name in names if name is not None} <= {*_LIBRARIES, __package__}
 
 

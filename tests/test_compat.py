@@ -289,5 +289,5 @@ def test_every_pointwise_processor_is_tested():
 
 def test_sharding_probes_exist(llama):
     """Breaks `is_sharded`: both functions have moved between modules before."""
-    assert _compat.is_deepspeed_zero3_enabled() is False
-    assert _compat.is_fsdp_managed_module(llama) is False
+    assert model_facts.is_deepspeed_zero3_enabled() is False
+    assert model_facts.is_fsdp_managed_module(llama) is False

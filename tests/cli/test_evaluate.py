@@ -72,7 +72,7 @@ def test_plot(tmp_path, monkeypatch):
 
 def test_predictions_are_printed_on_request():
     """Catches the table of predicted lengths where it was not requested, and seconds that are not printed."""
-    result = succeed(*CALL)
+    result = succeed(*CALL, COLUMNS="200")
     assert "standard errors" not in result.output
     assert "speedup over" in result.output
     assert re.search(r"\dx *$", result.output, re.MULTILINE)

@@ -79,7 +79,7 @@ REFUSED = [
     ("evaluate --task math --frontier static:2", "--frontier static:2: `weight` must lie in [0, 1]"),
     ("evaluate --task math --frontier magic", "unknown fam"),
     (f"{CALIBRATE} --max-quality-drop 0", "--max-quality-drop must lie between 0 and 1, got 0.0"),
-    (f"{CALIBRATE} --max-quality-drop much", "--max-quality-drop: invalid float value"),
+    (f"{CALIBRATE} --max-quality-drop much", "Invalid value for '--max-quality-drop'"),
     (f"{CALIBRATE} --confidence 1", "--confidence must lie between 0 and 1, got 1.0"),
     (f"{CALIBRATE} --task nothing", "unknown task"),
     (f"{TRAIN} --target x", "--target and --draft go together"),

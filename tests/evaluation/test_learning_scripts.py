@@ -28,7 +28,9 @@ def results(**scores: np.ndarray) -> Results:
         counters |= {"num_accepted": [round(10 * value) for value in values], "num_drafted": [10] * NUM_PROMPTS}
         rows = {"prompt": list(range(NUM_PROMPTS)), "score": values.tolist(), "tokens": [1] * NUM_PROMPTS}
         about = {"method": label, "batch": 0, "sample": 0, "definition": label, "static_weight": None}
-        found.add({**about, "seconds": 1.0, "peak_memory_bytes": 1, "rows": rows | counters})
+        found.add(
+            {**about, "seconds": 1.0, "peak_memory_bytes": 1, "peak_memory_kind": "process", "rows": rows | counters}
+        )
     return found
 
 
