@@ -81,4 +81,4 @@ class CompiledForwards:
         columns = torch.arange(last, last + width, device=model.device).repeat(rows, 1)
         tokens = torch.zeros_like(columns)  # the values do not affect the time
         inputs = (model.model, model.traits, model.buffers, tokens, columns, keep)
-        return partial(compiler.run, extend, shape, "", *inputs)
+        return partial(compiler.run, extend, [model.model], shape, "", *inputs)

@@ -10,6 +10,7 @@ import pytest
 
 from hf_diversed.cli.options import TrainOptions
 from hf_diversed.cli.rendering import results_table
+from hf_diversed.cli.terminal import console
 from hf_diversed.cli.train import load_rows
 from hf_diversed.evaluation.intervals import wilson
 from hf_diversed.harness.decode import Decoder
@@ -70,9 +71,10 @@ def test_plot(tmp_path, monkeypatch):
     refused('matplotlib is not installed: pip install "hf-diversed[plot]"', *CALL, "--plot", "x.png", code=1)
 
 
-def test_predictions_are_printed_on_request():
+def test_predictions_are_printed_on_request(monkeypatch):
     """Catches the table of predicted lengths where it was not requested, and seconds that are not printed."""
-    result = succeed(*CALL, COLUMNS="200")
+    monkeypatch.setattr(console, "width", 200)
+    result = succeed(*CALL)
     assert "standard errors" not in result.output
     assert "speedup over" in result.output
     assert re.search(r"\dx *$", result.output, re.MULTILINE)
