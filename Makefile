@@ -111,9 +111,8 @@ format: $(VENV)/.dev
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-# Renders figures, README, documentation and cards from the JSON in results/; prints the commands for missing files.
+# Renders figures, README, documentation and cards from the JSON in results/.
 results: $(VENV)/.dev
-	$(BIN)/python -m tools.render_results
 	$(BIN)/python -m tools.draw_plots
 	$(BIN)/python -m tools.render_cards
 	$(BIN)/python -m tools.render_docs

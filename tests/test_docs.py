@@ -78,6 +78,29 @@ def test_every_section_has_its_page():
         render_docs.render("<!-- begin:nothing -->\n<!-- end:nothing -->")
 
 
+RESULT_PAGES = [
+    page for page in render_docs.PAGES if page.stem.startswith(("results", "real-pair", "choosing", "index"))
+]
+# A rate, points, a factor, or the two bounds in parentheses.
+IN_PROSE = re.compile(r"(-?\d[\d,]*\.?\d*)(?:%| points| times)|\((-?[\d.]+) to (-?[\d.]+)\)")
+
+
+@pytest.mark.parametrize("page", RESULT_PAGES, ids=lambda page: page.stem)
+def test_figures_in_prose_are_in_a_table(page):
+    """Catches a figure in the text that no table of the page shows, for example after a new measurement."""
+    text = page.read_text()
+    tables = "".join(mark[0] for mark in render_docs._MARK.finditer(text))
+    shown = [abs(float(number.replace(",", ""))) for number in re.findall(r"\d[\d,]*\.?\d*", tables)]
+    prose = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", render_docs._MARK.sub("", text), flags=re.DOTALL)
+    written = [number for groups in IN_PROSE.findall(prose) for number in groups if number]
+    missing = []
+    for number in written:
+        value, half = abs(float(number.replace(",", ""))), 0.5001 * 10 ** -len(number.partition(".")[2])
+        if not any(abs(other - value) <= half for other in shown):
+            missing.append(number)
+    assert missing == [], page.name
+
+
 def test_pages_are_short():
     """Catches a page that grows too long; the tables of results pages do not count."""
     for page in PAGES:

@@ -1,6 +1,7 @@
 """The provenance stored with every result, and what it must not contain."""
 
 import json
+import re
 import shlex
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -12,13 +13,15 @@ from transformers import SchedulerType
 
 from hf_diversed.provenance import model_digest, provenance, publishable, recorded, recorded_settings
 from tests.tiny import tiny_model
-from tools.render_real import COMMANDS as REAL_COMMANDS
-from tools.render_results import COMMANDS
 
 
 ROOT = Path(__file__).parent.parent
 SECRET = "hf_" + "aB3" * 10
-RESULT_COMMANDS = {**COMMANDS, **REAL_COMMANDS}
+RESULT_COMMANDS = [
+    command
+    for page in sorted((ROOT / "docs").glob("*.md"))
+    for command in re.findall(r"[Mm]easured by `([^`]+)`", page.read_text())
+]
 
 
 COMMANDS_WITH_SECRETS = [
@@ -46,7 +49,7 @@ def test_text_of_unknown_options_is_not_recorded(given, expected):
     assert recorded(["train", *given]) == ["train", *(given if expected is None else expected)]
 
 
-@pytest.mark.parametrize("command", RESULT_COMMANDS.values())
+@pytest.mark.parametrize("command", RESULT_COMMANDS)
 def test_documented_commands_are_recorded_whole(command):
     """Catches an option of a documented command whose value no record would contain."""
     words = [word for word in shlex.split(command) if word not in ("python", "-m")]

@@ -7,7 +7,6 @@ import pytest
 
 from benchmarks import counterfactual
 from hf_diversed.training import counterfactual as regression
-from tools.render_counterfactual import studies
 
 
 def test_draws_count_as_one_method(tmp_path, monkeypatch):
@@ -32,4 +31,3 @@ def test_draws_count_as_one_method(tmp_path, monkeypatch):
     assert report["labels"]["train"]["labels"] < sum(  # of both draws
         found["num_labels"] for name, found in report["heads"].items() if name.endswith("labels")
     )
-    assert set(studies(tmp_path)) == {"Decoding", "First-order costs", "Labels"}

@@ -14,7 +14,6 @@ from hf_diversed.training import DiversedConfig
 from hf_diversed.training.loading import fresh_head
 from hf_diversed.verifiers import DiversedVerifier
 from tests.evaluation.fakes import LetterTask, examples, tiny_pair
-from tools.render_learning import holm
 
 
 NUM_PROMPTS = 400
@@ -55,13 +54,6 @@ def test_p_values_are_small_for_large_differences():
     better = values + np.random.default_rng(2).integers(0, 3, NUM_PROMPTS) / 10
     assert compare(results(a=better, b=values), "a", "b")["quality_p"] < 1e-9
     assert compare(results(a=values, b=values.copy()), "a", "b")["quality_p"] is None
-
-
-def test_holm():
-    """Catches factors in the wrong order, and adjusted values that decrease."""
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
-    assert holm([0.02]) == pytest.approx([0.02])
 
 
 def test_verifiers_are_matched_to_the_acceptance_of_a_head(tmp_path):

@@ -1,7 +1,5 @@
 """`benchmarks/serving.py` and the page with its figures. tests/vllm runs what it measures."""
 
-import json
-import re
 from collections import Counter
 
 import pytest
@@ -10,8 +8,6 @@ from benchmarks.in_engine import Counted
 from benchmarks.load import OUTCOMES, Request, _streamed, plan
 from benchmarks.serving import Completed, _record, step_costs
 from hf_diversed.evaluation.intervals import Bootstrap
-from tools import render_docs, render_serving
-from tools.render_results import RESULTS
 
 
 def test_costs_are_compared_with_neighbouring_steps():
@@ -63,15 +59,3 @@ def test_how_a_stream_ended(kind, lines, what):
     assert found.status == what
     assert found.status in OUTCOMES
     assert (found.drafted, found.accepted) == ((9, 7) if what == "answered" else (0, 0))
-
-
-def test_the_page_shows_what_was_measured():
-    """Catches a record without a table, and a table without a page."""
-    page = (render_docs.ROOT / "docs" / "serving.md").read_text()
-    measured = json.loads((RESULTS / "serving.json").read_text())
-    for name, section in render_serving.SECTIONS.items():
-        assert f"<!-- begin:{name} -->" in page
-        shown, records = section(), measured[name.removeprefix("serving-")]["records"]
-        assert len(re.findall(r"^\| ", shown, re.MULTILINE)) == 1 + len(records)
-        assert re.search(r"\d\.\d%", shown)
-        assert not re.search(r"\b(nan|None)\b", shown)

@@ -1,0 +1,264 @@
+"""The figures of the studies in `results/` as records of one form, which the documentation's tables read."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hf_diversed.zoo.loader import WEIGHTS
+
+
+RESULTS = Path(__file__).parent.parent / "results"
+TASKS = ("math", "summary", "code")
+Row = Mapping[str, Any]
+
+
+class Figure(NamedTuple):
+    """One measured figure.
+
+    Attributes:
+        study: name of the file, without `.json`. task, method: what was measured.
+        n: number of prompts; None where the study has no prompts.
+        metric: name of the field. value, low, high: the figure and its bounds; None without bounds.
+    """
+
+    study: str
+    task: str
+    method: str
+    n: int | None
+    metric: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@cache
+def figures(study: str) -> tuple[Figure, ...]:
+    """Return the figures of a study, in the order of its file.
+
+    Raises:
+        FileNotFoundError: if the study was not measured.
+    """
+    found = json.loads(_path(study).read_text())
+    return tuple(_READERS.get(study, _evaluation)(study, found))
+
+
+def _path(study: str) -> Path:
+    if study == "pair":
+        return WEIGHTS / "training.json"
+    name = f"{study.partition('-')[0] if study.startswith('serving-') else study}.json"
+    published = RESULTS / "real" / name
+    return published if published.is_file() else RESULTS / name
+
+
+def command(study: str) -> str:
+    """Return the command that measured a study."""
+    script, *arguments = json.loads(_path(study).read_text())["provenance"]["argv"]
+    if script.endswith("hf-diversed"):
+        start = "hf-diversed"
+    elif "/" in script:
+        start = f"python {script}"
+    else:
+        start = f"python -m benchmarks.{script.removesuffix('.py')}" if ".py" in script else f"hf-diversed {script}"
+    return " ".join([start, *arguments])
+
+
+def flatten(study: str, task: str, method: str, n: int | None, row: Row) -> Iterator[Figure]:
+    """Return the numbers of a row.
+
+    Bounds are a field NAME_ci, or part of the value: a median with quartiles, a mean with its standard error, or a
+    list of a value and its bounds.
+    """
+    for name, value in row.items():
+        found: Sequence[Any] = ()
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            found = (value, *(row.get(f"{name}_ci") or ()))
+        elif isinstance(value, Mapping) and "quartiles" in value:
+            found = (value.get("median", value.get("ratio")), *value["quartiles"])
+        elif isinstance(value, Mapping) and "error" in value:
+            found = (value["mean"], value["mean"] - value["error"], value["mean"] + value["error"])
+        elif isinstance(value, list) and not name.endswith("_ci") and len(value) == 3 and isinstance(value[0], float):
+            found = value
+        if found:
+            yield Figure(study, task, method, n, name, *found)
+
+
+def _evaluation(study: str, found: Row) -> Iterator[Figure]:
+    """Evaluated methods, and differences between them as "A minus B"."""
+    for row in found["records"]:
+        yield from flatten(study, row.get("category") or row["task"], row["method"], row["n"], row)
+    for row in found.get("comparisons", found.get("differences", ())):
+        name = f"{row['method']} minus {row['minus']}"
+        yield from flatten(study, found["records"][0]["task"], name, row.get("n"), row)
+
+
+def _rows(*names: str, task: str = "", part: str = "") -> Callable[[str, Row], Iterator[Figure]]:
+    """Return a reader of a list of rows whose method is in the given fields."""
+
+    def read(study: str, found: Row) -> Iterator[Figure]:
+        for row in (found[part] if part else found)["records"]:
+            method = ", ".join(str(row[name]) for name in names)
+            n = row.get("n", row.get("num_prompts", (found[part] if part else found).get("n")))
+            yield from flatten(study, row.get(task, ""), method, n, row)
+
+    return read
+
+
+def _speed(study: str, found: Row) -> Iterator[Figure]:
+    """Tokens per second over those of the target with the same engine: median and range of alternating turns."""
+    for record in found["records"]:
+        for row in record.get("quality", ()):
+            yield from flatten(study, row["task"], row["method"], row["n"], row)
+        for part in record["seconds"]:
+            drafted = f", {record['num_assistant_tokens']} draft tokens" if "num_assistant_tokens" in record else ""
+            for method, timed in part["methods"].items():
+                name, compiled = method.removesuffix(", compiled"), method.endswith(", compiled")
+                reference = part["methods"]["target, compiled" if compiled else "target"]["turns"]
+                ratios = [
+                    turn["tokens"] / turn["seconds"] / (plain["tokens"] / plain["seconds"])
+                    for turn, plain in zip(timed["turns"], reference)
+                ]
+                engine = "compiled" if compiled else "eager"
+                metric = f"speedup, {engine}, batch {part['batch_size']}"
+                bounds = (min(ratios), max(ratios)) if len(ratios) > 1 else ()
+                yield Figure(study, record["task"] + drafted, name, None, metric, median(ratios), *bounds)
+
+
+def _pair(study: str, found: Row) -> Iterator[Figure]:
+    for task, held_out in found["held_out"]["tasks"].items():
+        for method, row in held_out["methods"].items():
+            yield from flatten(study, task, method, found["held_out"]["n"], row)
+
+
+def _compiled(study: str, found: Row) -> Iterator[Figure]:
+    for threads, part in found["by_threads"].items():
+        task = f"{threads} threads"
+        head = {"head over target": part["head_throughput_ratio_to_plain_compiled"]["1"]}
+        yield from flatten(study, task, "static:0.7", None, head | part["throughput_ratio_by_batch"])
+        yield from flatten(study, task, "static:0.7", None, part)
+
+
+def _against_upstream(study: str, found: Row) -> Iterator[Figure]:
+    yield from flatten(study, "", "static:0.7", None, found)
+    yield from flatten(study, "", "static:0.7", None, found["throughput_ratio_by_batch"])
+
+
+def _shapes(study: str, found: Row) -> Iterator[Figure]:
+    for row in found["records"]:
+        plain = row["ratios"].get("plain", {})
+        yield from flatten(study, "", row["method"], None, row | {"over_target": plain.get("tokens_per_second")})
+
+
+def _replay(study: str, found: Row) -> Iterator[Figure]:
+    for size, row in found["batches"].items():
+        yield from flatten(study, "", size, None, row)
+
+
+def _roles(study: str, found: Row) -> Iterator[Figure]:
+    for role, row in found["roles"].items():
+        yield from flatten(study, "math", role, found["n"], row)
+
+
+def _load(study: str, found: Row) -> Iterator[Figure]:
+    for row in found["load"]["records"]:
+        yield from flatten(study, "", row["phase"], None, row)
+        for one in row["by_strictness"]:
+            strict = {f"strictness {one['strictness']:g}": [one["acceptance_rate"], *one["acceptance_rate_ci"]]}
+            yield from flatten(study, "", row["phase"], None, strict)
+
+
+def _eagle3(study: str, found: Row) -> Iterator[Figure]:
+    for number, value in enumerate(found["accepted"], start=1):
+        yield Figure(study, "", "EAGLE-3 head", None, f"draft token {number}", value)
+
+
+def _learning(study: str, found: Row) -> Iterator[Figure]:
+    """Methods of a task under names that are the same for all tasks: the matched ones depend on the head."""
+    matched = {found["matched"]["diversed"][name]: f"{name}, matched" for name in ("lenience", "untrained")}
+    task = found["records"][0]["task"]
+    for row in found["records"]:
+        yield from flatten(study, task, matched.get(row["method"], row["method"]), row["n"], row)
+    others = ("lenience, matched", "untrained, matched", "spec_cascade:token_v3:0.95", "diversed-mixture")
+    pooled = dict(zip(others, found["comparisons"]))  # of the heads of three seeds; followed by those of single heads
+    adjusted = holm(_pooled_p())
+    for number, (other, row) in enumerate(pooled.items()):
+        p_value = adjusted[4 * TASKS.index(task) + number]
+        yield from flatten(study, task, f"three seeds minus {other}", None, row | {"p": p_value})
+
+
+@cache
+def _pooled_p() -> tuple[float, ...]:
+    """Return the p-values of the pooled comparisons of all tasks, which are corrected together."""
+    studies = [json.loads(_path(f"learning-{task}").read_text())["comparisons"][:4] for task in TASKS]
+    return tuple(1.0 if row["quality_p"] is None else row["quality_p"] for rows in studies for row in rows)
+
+
+def _ceiling(study: str, found: Row) -> Iterator[Figure]:
+    for order, rows in found["shares"].items():
+        points = {f"{row['kept']:.0%} kept": [row["cost"], *row["cost_ci"]] for row in rows}
+        points["free share"] = free = found["free"][order]
+        points["verified"] = 1.0 - (1.0 - found["lossless_acceptance"]) * (1.0 - free)
+        yield from flatten(study, found["task"], order, found["positions"], points)
+
+
+def _calibration(study: str, found: Row) -> Iterator[Figure]:
+    for row in found["stated"]:
+        yield from flatten(study, found["task"], f"{100 * row['max_drop']:g} points", found["calibrations"], row)
+
+
+def _costs(study: str, found: Row) -> Iterator[Figure]:
+    """Costs of single tokens: the decoding with heads trained on them, the orders of tokens, and the labels."""
+    compared = [row for row in found.get("decoding", ()) if row.get("gain") is not None]
+    adjusted = dict(zip((row["method"] for row in compared), holm([row["gain_p"] for row in compared])))
+    for row in found.get("decoding", ()):
+        p_value = {"p": adjusted[row["method"]]} if row["method"] in adjusted else {}
+        yield from flatten(study, found["task"], row["method"], row["n"], {**row, **p_value})
+    explained = found.get("r2") or {name: head["r2"] for name, head in found["heads"].items()}
+    for order, rows in found["curve"].items():
+        values = "cost" if order == "lenience" else "saving"
+        points = {f"{row['share']:.0%} kept": [row[values], *row[f"{values}_ci"]] for row in rows}
+        known = {"R²": explained[order]} if order in explained else {}
+        yield from flatten(study, "orders", order, None, points | known)
+    labels = found["labels"] if "train" in found["labels"] else {"all": found["labels"]}
+    for split, row in labels.items():
+        yield from flatten(study, "labels", split, row["prompts"], row)
+
+
+_SPEEDS = ("qwen-coder-speed", "qwen-coder-speed-batch-1", "qwen-coder-speed-batch-8")
+_READERS: dict[str, Callable[[str, Row], Iterator[Figure]]] = {
+    **dict.fromkeys((*_SPEEDS, "lookup-scitldr", "lenience-scitldr", "lookup-rewrite"), _speed),
+    **{f"learning-{task}": _learning for task in TASKS},
+    **dict.fromkeys(("ceiling-math", "ceiling-summary"), _ceiling),
+    **dict.fromkeys(("calibration", "calibration-summary"), _calibration),
+    **dict.fromkeys(("counterfactual-math", "counterfactual-summary", "held-out-costs-gsm8k"), _costs),
+    "pair": _pair,
+    "compiled": _compiled,
+    "against_upstream": _against_upstream,
+    "embedded-1024": _shapes,
+    "replay": _replay,
+    "roles-math": _roles,
+    "eagle3": _eagle3,
+    "serving-acceptance": _rows("verifier", part="acceptance"),
+    "serving-cost": _rows("verifier", "batch_size", part="cost"),
+    "serving-load": _load,
+    "adaptive": _rows("verifier", task="task"),
+    "random-draft": _rows("engine", "batch_size"),
+    "head-costs": _rows("engine"),
+    "importance": _rows("method"),
+    "sampling-check": _rows("method"),
+    "transfer": _rows("trained_on", task="tested_on"),
+}
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values adjusted for multiple tests, in the same order: the probability that any true null hypothesis
+    gets a value of at most 5% is at most 5% (Holm 1979, Scand. J. Statist. 6:65)."""
+    order = np.argsort(p_values, kind="stable")
+    scaled = np.array(p_values, dtype=np.float64)[order] * np.arange(len(order), 0, -1)
+    adjusted = np.empty(len(order))
+    adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
+    return [float(value) for value in adjusted]
