@@ -77,4 +77,4 @@ def test_installed_package_works(wheel, tmp_path):
     offline.write_text(next(snippet for snippet in snippets if "load_demo_pair" in snippet))
     assert "accepted" in run(python, offline, cwd=tmp_path, HF_HUB_OFFLINE="1")
     short = ("--num-examples", 2, "--max-new-tokens", 32, "--engine", "eager")
-    assert "DIVERSED" in run(home / "bin" / "hf-diversed", "demo", *short, cwd=tmp_path, HF_HUB_OFFLINE="1")
+    assert "diversed" in run(home / "bin" / "hf-diversed", "demo", *short, cwd=tmp_path, HF_HUB_OFFLINE="1")
