@@ -9,7 +9,7 @@ from tools.absolute_links import LINK, absolute
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-HUB, OFFLINE = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+SHORT, HUB, OFFLINE = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
 def test_is_one_page():
@@ -23,6 +23,14 @@ def test_offline_snippet_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     exec(compile(OFFLINE, "README.md", "exec"), {"__name__": "__main__"})
     assert re.search(r"accepted \d+%, \d\.\d tokens per round", capsys.readouterr().out)
+
+
+def test_short_snippet_runs():
+    """Catches arguments that `generate` rejects, in the first lines that readers see."""
+    pair = hf_diversed.load_demo_pair()
+    pair.target.generation_config.max_new_tokens = 16
+    inputs = pair.tokenizer("Question:", return_tensors="pt")
+    exec(compile(SHORT, "README.md", "exec"), {"target": pair.target, "draft": pair.draft, "inputs": inputs})
 
 
 def test_hub_snippet_runs(embedded_for_hub, capsys):

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hf_diversed.zoo.loader import WEIGHTS
-
 
 RESULTS = Path(__file__).parent.parent / "results"
 TASKS = ("math", "summary", "code")
@@ -48,8 +46,6 @@ def figures(study: str) -> tuple[Figure, ...]:
 
 
 def _path(study: str) -> Path:
-    if study == "pair":
-        return WEIGHTS / "training.json"
     name = f"{study.partition('-')[0] if study.startswith('serving-') else study}.json"
     published = RESULTS / "real" / name
     return published if published.is_file() else RESULTS / name
@@ -128,12 +124,6 @@ def _speed(study: str, found: Row) -> Iterator[Figure]:
                 yield Figure(study, record["task"] + drafted, name, None, metric, median(ratios), *bounds)
 
 
-def _pair(study: str, found: Row) -> Iterator[Figure]:
-    for task, held_out in found["held_out"]["tasks"].items():
-        for method, row in held_out["methods"].items():
-            yield from flatten(study, task, method, found["held_out"]["n"], row)
-
-
 def _compiled(study: str, found: Row) -> Iterator[Figure]:
     for threads, part in found["by_threads"].items():
         task = f"{threads} threads"
@@ -142,25 +132,9 @@ def _compiled(study: str, found: Row) -> Iterator[Figure]:
         yield from flatten(study, task, "static:0.7", None, part)
 
 
-def _against_upstream(study: str, found: Row) -> Iterator[Figure]:
-    yield from flatten(study, "", "static:0.7", None, found)
-    yield from flatten(study, "", "static:0.7", None, found["throughput_ratio_by_batch"])
-
-
-def _shapes(study: str, found: Row) -> Iterator[Figure]:
-    for row in found["records"]:
-        plain = row["ratios"].get("plain", {})
-        yield from flatten(study, "", row["method"], None, row | {"over_target": plain.get("tokens_per_second")})
-
-
 def _replay(study: str, found: Row) -> Iterator[Figure]:
     for size, row in found["batches"].items():
         yield from flatten(study, "", size, None, row)
-
-
-def _roles(study: str, found: Row) -> Iterator[Figure]:
-    for role, row in found["roles"].items():
-        yield from flatten(study, "math", role, found["n"], row)
 
 
 def _load(study: str, found: Row) -> Iterator[Figure]:
@@ -169,11 +143,6 @@ def _load(study: str, found: Row) -> Iterator[Figure]:
         for one in row["by_strictness"]:
             strict = {f"strictness {one['strictness']:g}": [one["acceptance_rate"], *one["acceptance_rate_ci"]]}
             yield from flatten(study, "", row["phase"], None, strict)
-
-
-def _eagle3(study: str, found: Row) -> Iterator[Figure]:
-    for number, value in enumerate(found["accepted"], start=1):
-        yield Figure(study, "", "EAGLE-3 head", None, f"draft token {number}", value)
 
 
 def _learning(study: str, found: Row) -> Iterator[Figure]:
@@ -211,7 +180,7 @@ def _calibration(study: str, found: Row) -> Iterator[Figure]:
 
 
 def _costs(study: str, found: Row) -> Iterator[Figure]:
-    """Costs of single tokens: the decoding with heads trained on them, the orders of tokens, and the labels."""
+    """Costs of single tokens: the decoding with heads trained on them, and the orders of tokens."""
     compared = [row for row in found.get("decoding", ()) if row.get("gain") is not None]
     adjusted = dict(zip((row["method"] for row in compared), holm([row["gain_p"] for row in compared])))
     for row in found.get("decoding", ()):
@@ -223,9 +192,6 @@ def _costs(study: str, found: Row) -> Iterator[Figure]:
         points = {f"{row['share']:.0%} kept": [row[values], *row[f"{values}_ci"]] for row in rows}
         known = {"R²": explained[order]} if order in explained else {}
         yield from flatten(study, "orders", order, None, points | known)
-    labels = found["labels"] if "train" in found["labels"] else {"all": found["labels"]}
-    for split, row in labels.items():
-        yield from flatten(study, "labels", split, row["prompts"], row)
 
 
 _SPEEDS = ("qwen-coder-speed", "qwen-coder-speed-batch-1", "qwen-coder-speed-batch-8")
@@ -235,13 +201,8 @@ _READERS: dict[str, Callable[[str, Row], Iterator[Figure]]] = {
     **dict.fromkeys(("ceiling-math", "ceiling-summary"), _ceiling),
     **dict.fromkeys(("calibration", "calibration-summary"), _calibration),
     **dict.fromkeys(("counterfactual-math", "counterfactual-summary", "held-out-costs-gsm8k"), _costs),
-    "pair": _pair,
     "compiled": _compiled,
-    "against_upstream": _against_upstream,
-    "embedded-1024": _shapes,
     "replay": _replay,
-    "roles-math": _roles,
-    "eagle3": _eagle3,
     "serving-acceptance": _rows("verifier", part="acceptance"),
     "serving-cost": _rows("verifier", "batch_size", part="cost"),
     "serving-load": _load,

@@ -21,13 +21,11 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _MARK = re.compile(r"(<!-- begin:([\w-]+) -->\n).*?(<!-- end:\2 -->)", re.DOTALL)
 _FILE = re.compile(r"^.*<!-- file: ([\w.]+) -->$", re.MULTILINE)
+_OTHER_FILE = re.compile(r"\[([^\]]+)\]\([A-Z_]+\.md\)")  # links to files that are no pages become text
 # Files of the repository that are separate pages.
 FILES = {
     "ARCHITECTURE.md": "architecture.md",
-    "CHANGELOG.md": "changelog.md",
-    "CODE_OF_CONDUCT.md": "conduct.md",
     "CONTRIBUTING.md": "contributing.md",
-    "SECURITY.md": "security.md",
 }
 
 
@@ -75,7 +73,7 @@ def _file(name: str) -> str:
     text = (ROOT / name).read_text().replace("](docs/", "](")
     for other, page in FILES.items():
         text = text.replace(f"]({other}", f"]({page}")
-    return text
+    return _OTHER_FILE.sub(r"\1", text)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
