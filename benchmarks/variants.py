@@ -1,13 +1,10 @@
 """Train variants of a task's packaged mixture head that differ in one setting, and compare them with it.
 
-python -m benchmarks.variants controls math --samples-per-prompt 10
+python -m benchmarks.variants features math --samples-per-prompt 10
 
 `--set` changes further training settings of every variant. Studies:
 
-- controls: heads without information. "constant" receives zeros, so only its bias learns; "shuffled" receives the
-  inputs of other positions.
 - features: the head's inputs and shape.
-- starts: the weight at the start of training.
 
 Writes results/STUDY-TASK.json. Several processes with RANK and WORLD_SIZE share the heads and then the evaluation;
 repeat the command until all heads are trained. The baselines of all studies are evaluated once per task and number of
@@ -39,23 +36,6 @@ from hf_diversed.training.rollout import RecordingVerifier
 from hf_diversed.zoo.loader import MIXTURE, WEIGHTS
 
 
-class ConstantVerifier(RecordingVerifier):
-    """Replace the head's inputs by zeros."""
-
-    def observe(self, draft, target):
-        inputs, tv = super().observe(draft, target)
-        return {name: torch.zeros_like(values) for name, values in inputs.items()}, tv
-
-
-class ShuffledVerifier(RecordingVerifier):
-    """Give the head the inputs of other positions: the same distribution of inputs, but uninformative."""
-
-    def observe(self, draft, target):
-        inputs, tv = super().observe(draft, target)
-        order = torch.randperm(draft.tokens.numel())
-        return {name: values.flatten(0, 1)[order].view_as(values) for name, values in inputs.items()}, tv
-
-
 @dataclass(frozen=True)
 class Variant:
     """Differences from the packaged head.
@@ -63,16 +43,13 @@ class Variant:
     Attributes:
         settings: training settings that change.
         frozen: entries of a parameter's last dimension (an index or a slice) that are not trained, by its name.
-        verifier: the class that provides the head's inputs.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
     frozen: dict[str, int | slice] = field(default_factory=dict)
-    verifier: type[RecordingVerifier] = RecordingVerifier
 
 
 STUDIES = {
-    "controls": {"constant": Variant(verifier=ConstantVerifier), "shuffled": Variant(verifier=ShuffledVerifier)},
     "features": {
         # Adam changes every weight by about the learning rate, so a head with eight inputs needs a larger one.
         f"{features}-{shape}": Variant(
@@ -82,7 +59,6 @@ STUDIES = {
         for features in FEATURES
         for shape in HEAD_TYPES
     },
-    "starts": {f"start-{weight}": Variant({"initial_weight": weight}) for weight in (0.1, 0.5, 0.9)},
 }
 BASELINES = ["target", "lossless", "static:0.9", "static:0.7", "static:0.5", "static:0.4", "static:0.3", "diversed"]
 REFERENCES = "reference_rewards.json"
@@ -102,9 +78,9 @@ def main() -> None:
         print("Other processes are still training; run this again for the evaluation.")
         return
     methods: list = list(BASELINES)
-    for name, variant in study.items():
+    for name in study:
         head = DiversedHead.from_pretrained(folder / name).eval()
-        methods.append((name, variant.verifier(head)))
+        methods.append((name, RecordingVerifier(head)))
     settings = EvaluationSettings(
         num_examples=options.num_examples,
         samples_per_prompt=options.samples_per_prompt,
@@ -188,7 +164,6 @@ def train(
     measured = next(folder.parent.glob(f"*/{REFERENCES}"), None)
     if measured is not None:
         trainer.scorer.references = ReferenceRewards(measured, json.loads(measured.read_text())["settings"])
-    trainer.sampler.verifier_class = variant.verifier
     parameters = dict(trainer.model.named_parameters())
     for name, entries in variant.frozen.items():
         parameters[name].register_hook(lambda gradient, entries=entries: without(gradient, entries))
