@@ -64,7 +64,6 @@ class Sampler:
     """Draws completions with a pair in batches, each with its own seed.
 
     Attributes:
-        verifier_class: class of the verifier that wraps the head.
         records_bias: see `RecordingVerifier`; needed only for the KL term with token features.
 
     Args:
@@ -74,7 +73,6 @@ class Sampler:
     """
 
     def __init__(self, pair: Pair, settings: Sampling):
-        self.verifier_class: type[RecordingVerifier] = RecordingVerifier
         self.records_bias = True
         self.pair, self.tokenizer, self.settings = pair, pair.tokenizer, settings
         self.decoder = Decoder(pair, settings)
@@ -97,7 +95,7 @@ class Sampler:
             batch_size: rows per batch; None for `settings.batch_size`.
             keep_inputs: whether to record the head's inputs, `[M, ...]`, for updates; if False, `inputs` is empty.
         """
-        verifier = self.verifier_class(head, strictness=AS_TRAINED)
+        verifier = RecordingVerifier(head, strictness=AS_TRAINED)
         verifier.keeps_inputs = keep_inputs
         verifier.records_bias = self.records_bias
         method = Method("relaxed", verifier)

@@ -29,7 +29,7 @@ from hf_diversed.training.loading import fresh_head, load_frozen, load_tokenizer
 from hf_diversed.training.objective import center, diversed_loss, leave_one_out
 from hf_diversed.training.prompts import RolloutOrder, check_context
 from hf_diversed.training.references import ReferenceRewards
-from hf_diversed.training.rollout import Sampler
+from hf_diversed.training.rollout import RecordingVerifier, Sampler
 from hf_diversed.training.run_folder import check_writable, sole_run
 from hf_diversed.training.scoring import Rows, Scorer, gathered, known, mean, merged, standard_error
 from hf_diversed.verifiers.diversed import AS_TRAINED
@@ -133,7 +133,7 @@ class DiversedTrainer(AtomicCheckpoints):
         )
         self.sampler = Sampler(Pair(target, draft, tokenizer), settings)
         self.sampler.records_bias = args.kl_coef > 0 or not head.needs_token
-        self.acceptance_model = self.sampler.verifier_class(head).score
+        self.acceptance_model = RecordingVerifier(head).score
         self.seconds = dict.fromkeys(("reference", "rollout", "reward", "evaluation", "save"), 0.0)
         self._batch: _Batch | None = None
         self._step_of_head: int | None = None  # step of the best head, once it is loaded

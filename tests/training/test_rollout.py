@@ -10,7 +10,7 @@ from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import SOURCES
-from hf_diversed.training.rollout import Rollouts, Sampler
+from hf_diversed.training.rollout import RecordingVerifier, Rollouts, Sampler
 from hf_diversed.verifiers import diversed
 from hf_diversed.verifiers.learned import Decisions
 from tests.tiny import BOS, EOS, tiny_draft, tiny_model
@@ -162,7 +162,7 @@ def test_decisions_follow_the_recorded_distributions(features: str):
     """Catches accept flags of other positions. The number of rejections minus the sum of w TV, or of w (1 - p/q)+, is
     a martingale; it exceeds 4.5 standard deviations with probability below 1e-5, and the seed is fixed."""
     drawn = draw(features=features, prompts=PROMPTS * 12, batch_size=96)
-    decisions, score = drawn.rollouts.decisions, drawn.sampler.verifier_class(drawn.head).score
+    decisions, score = drawn.rollouts.decisions, RecordingVerifier(drawn.head).score
     with torch.no_grad():
         rejection = score.expected_rejection(drawn.head(**drawn.rollouts.inputs), decisions)
     surprise = (~decisions.accepted).float().sum() - rejection.sum()
