@@ -334,7 +334,7 @@ def is_library_code(thing: object) -> bool:
     """
     if isinstance(thing, lp.PrefixConstrainedLogitsProcessor):  # calls a function of the user
         return False
-    objects = list(thing.modules()) if isinstance(thing, nn.Module) else [thing]
+    objects: list[Any] = list(thing.modules()) if isinstance(thing, nn.Module) else [thing]
     parts: list[Any] = [*map(type, objects), *class_functions(thing)]
     parts += [
         part
