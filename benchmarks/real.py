@@ -39,10 +39,11 @@ from hf_diversed.files import write_json
 from hf_diversed.formatting import with_bounds
 from hf_diversed.harness.compiled import default_compile_config
 from hf_diversed.harness.decode import Decoder
-from hf_diversed.harness.methods import DIVERSED, Method, MethodName, build_methods
+from hf_diversed.harness.methods import Method, build_methods
 from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.prompts import encode
 from hf_diversed.harness.sampling import Sampling
+from hf_diversed.method_names import DIVERSED, MethodName
 from hf_diversed.provenance import data_digest, model_digest, provenance
 from hf_diversed.tasks import PromptedTask, Task, get_task, load_records
 

@@ -49,6 +49,7 @@ from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.recurrent_model import RecurrentModel
 from hf_diversed.harness.methods import build_methods
 from hf_diversed.harness.pair import Pair
+from hf_diversed.method_names import DIVERSED, MethodName
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import PromptedTask, get_task, load_records
 from hf_diversed.tasks.specbench import SCORES, second_turns
@@ -266,7 +267,7 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
     for category, parts in sets.items():
         records += [described(record, category) for record in summarize_parts(parts)]
         done = finished_parts(parts)
-        alone = {label for label in done if label.partition(":")[0] == PLAIN}  # no draft tokens
+        alone = {label for label in done if MethodName.parse(label).name == PLAIN}  # no draft tokens
         for label, other in itertools.permutations(done, 2):
             common = [part for part in done[label] if part in done[other]]
             if common and not {label, other} & alone and _rank(label) > _rank(other):
@@ -284,7 +285,7 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
 
 def _rank(label: str) -> int:
     """Return the rank of a method. It is compared with the methods of lower rank."""
-    return {LOSSLESS: 0, "spec_cascade": 2, "diversed": 3}.get(label.partition(":")[0], 1)
+    return {LOSSLESS: 0, "spec_cascade": 2, DIVERSED: 3}.get(MethodName.parse(label).name, 1)
 
 
 def finished_parts(parts: list[Results]) -> dict[str, list[Results]]:

@@ -319,30 +319,34 @@ def _view(module: nn.Module, stack: nn.Module | None = None, count: int | None =
 
 
 # Those of models and of quantized layers.
-_LIBRARIES = {"torch", "transformers", "peft", "accelerate"}
-
-
-_LIBRARIES |= {"bitsandbytes", "torchao", "compressed_tensors", "gptqmodel", "hqq", "liger_kernel", "optimum"}
+_LIBRARIES = {
+    *("torch", "transformers", "peft", "accelerate", __package__),
+    *("bitsandbytes", "torchao", "compressed_tensors", "gptqmodel", "hqq", "liger_kernel", "optimum"),
+}
+_FUNCTION_TYPES = (types.FunctionType, types.MethodType, functools.partial)
 
 
 def is_library_code(thing: object) -> bool:
     """Whether an object runs no code of the user, which may keep tensors, change what it reads or index rows.
 
-    Its class and methods are from a known library, or a model's modules, their forwards, and hooks, also global ones.
+    Its class and methods are from a known library, also those replaced on the class or on the instance; of a model
+    those of all its modules, and their hooks, also global ones.
     """
     if isinstance(thing, lp.PrefixConstrainedLogitsProcessor):  # calls a function of the user
         return False
-    parts: list[Any] = [type(thing)]
-    if not isinstance(thing, nn.Module):
-        parts += [
-            each for each in class_functions(thing) if each.__globals__["__name__"] not in sys.stdlib_module_names
-        ]
-    else:
+    objects: list[Any] = list(thing.modules()) if isinstance(thing, nn.Module) else [thing]
+    parts: list[Any] = [*map(type, objects), *class_functions(thing)]
+    parts += [
+        part
+        for each in objects
+        for part in getattr(each, "__dict__", {}).values()
+        if isinstance(part, _FUNCTION_TYPES)
+    ]
+    if isinstance(thing, nn.Module):
         parts += [*_module._global_forward_pre_hooks.values(), *_module._global_forward_hooks.values()]
-        for module in thing.modules():
-            parts += [type(module), type(module).forward]
+        for module in objects:
             parts += [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-            # A replaced forward, and those that accelerate leaves.
+            # A replaced forward may be any callable, and accelerate leaves the previous one.
             parts += [part for name in ("forward", "_old_forward") if (part := vars(module).get(name)) is not None]
             if (hook := vars(module).get("_hf_hook")) is not None:
                 parts += [hook, *getattr(hook, "hooks", ())]
@@ -364,11 +368,14 @@ def class_functions(*things: object) -> list[types.FunctionType]:
 def _is_of_library(part: Any) -> bool:
     """Whether a class, function or callable object is defined in a known library, and so is a function in it."""
     part = part.func if isinstance(part, functools.partial) else part
-    # `functools.wraps` copies `__module__` to a wrapper that is defined elsewhere.
-    names = [getattr(part, "__module__", None) or ""]
+    part = part.__func__ if isinstance(part, types.MethodType) else part
+    names = {getattr(part, "__module__", None) or ""}
     if isinstance(part, types.FunctionType):
-        names.append(part.__globals__.get("__name__"))
-    return {name.partition(".")[0] for name in names if name is not None} <= {*_LIBRARIES, __package__}
+        # `functools.wraps` copies `__module__` to a wrapper that is defined elsewhere, and decorators of the standard
+        # library, such as `contextmanager`, wrap functions of libraries.
+        names.add(part.__globals__.get("__name__") or "")
+        names -= sys.stdlib_module_names
+    return {name.partition(".")[0] for name in names} <= _LIBRARIES
 
 
 def recording_view(model: PreTrainedModel) -> PreTrainedModel:

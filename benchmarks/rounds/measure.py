@@ -16,7 +16,8 @@ from benchmarks.turns import spread
 from hf_diversed import model_facts
 from hf_diversed.formatting import COMPILED, LOSSLESS, PLAIN
 from hf_diversed.harness.decode import with_progress
-from hf_diversed.harness.methods import UPSTREAM, HeadLike, Method, MethodName
+from hf_diversed.harness.methods import HeadLike, Method
+from hf_diversed.method_names import UPSTREAM, MethodName
 from hf_diversed.provenance import provenance
 
 

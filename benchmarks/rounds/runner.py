@@ -24,10 +24,11 @@ from hf_diversed.formatting import COMPILED, PLAIN
 from hf_diversed.generation.patching import install_hook
 from hf_diversed.harness.compiled import default_compile_config
 from hf_diversed.harness.decode import seeded, timed_call
-from hf_diversed.harness.methods import UPSTREAM, HeadLike, Method, MethodName, build_methods, parse_number
+from hf_diversed.harness.methods import HeadLike, Method, build_methods
 from hf_diversed.harness.pair import eos_ids
 from hf_diversed.harness.prompts import left_padded
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
+from hf_diversed.method_names import UPSTREAM, MethodName, parse_number
 from hf_diversed.outputs import SpeculativeStats
 from hf_diversed.verifiers import DiversedVerifier
 

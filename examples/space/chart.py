@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from hf_diversed.evaluation.curves import Record, to_curves
-from hf_diversed.harness.methods import MethodName
+from hf_diversed.method_names import MethodName
 
 
 HERE = Path(__file__).parent

@@ -15,7 +15,7 @@ from hf_diversed.evaluation.frontier import expand
 from hf_diversed.evaluation.markdown import setting
 from hf_diversed.evaluation.results import remove_results
 from hf_diversed.formatting import PLAIN
-from hf_diversed.harness.methods import MethodName
+from hf_diversed.method_names import MethodName
 
 
 def evaluate(options: EvaluateOptions) -> None:

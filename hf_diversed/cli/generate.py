@@ -13,11 +13,12 @@ from hf_diversed.cli.terminal import console, notes, show_own_warnings_only
 from hf_diversed.formatting import PLAIN
 from hf_diversed.generation.request import resolve_verifier
 from hf_diversed.harness.decode import Decoder
-from hf_diversed.harness.methods import DIVERSED, Method
+from hf_diversed.harness.methods import Method
 from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.prompts import Prompt, encode
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import load_head
+from hf_diversed.method_names import DIVERSED, MethodName
 from hf_diversed.outputs import SpeculativeStats
 from hf_diversed.token_view import Piece, PieceStreamer
 from hf_diversed.verifiers import Verifier, build_verifier
@@ -77,7 +78,7 @@ def build_method(options: MethodOptions, pair: Pair) -> tuple[str, Verifier | No
     method = options.method or (DEFAULT if head is None else DIVERSED)
     if method != DIVERSED:
         return method, _without_head(method)
-    label = method if options.strictness is None else f"{method}@{options.strictness:g}"
+    label = str(MethodName(DIVERSED, strictness=options.strictness))
     return label, resolve_verifier(head, None, pair.target.device, **_settings(options))
 
 

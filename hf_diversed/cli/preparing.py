@@ -15,8 +15,9 @@ from hf_diversed.cli import terminal
 from hf_diversed.cli.models import load_pair
 from hf_diversed.cli.options import MeasuringOptions, ScoringOptions
 from hf_diversed.evaluation import EvaluationSettings
-from hf_diversed.harness.methods import DIVERSED, HeadLike, MethodName, build_methods
+from hf_diversed.harness.methods import HeadLike, build_methods
 from hf_diversed.harness.pair import Pair
+from hf_diversed.method_names import DIVERSED, MethodName
 from hf_diversed.tasks import PromptedTask, Task, get_task, load_records
 from hf_diversed.tasks.loading import choose
 from hf_diversed.zoo.loader import WEIGHTS

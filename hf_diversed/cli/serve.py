@@ -7,7 +7,7 @@ from typing import Any
 from hf_diversed.cli.options import ServeOptions
 from hf_diversed.cli.terminal import notes
 from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
-from hf_diversed.harness.methods import DIVERSED
+from hf_diversed.method_names import DIVERSED
 from hf_diversed.serving import command as serving
 from hf_diversed.serving.vllm.deployment import SETTINGS, Deployment
 

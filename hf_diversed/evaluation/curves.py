@@ -12,7 +12,7 @@ from typing import Any
 
 from hf_diversed.evaluation.frontier import STATIC
 from hf_diversed.formatting import LOSSLESS, PLAIN
-from hf_diversed.harness.methods import MethodName
+from hf_diversed.method_names import MethodName
 
 
 Record = Mapping[str, Any]

@@ -1,9 +1,11 @@
 """Families of methods that differ in one parameter: the points of a quality-acceptance frontier."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import takewhile
 
 from hf_diversed.formatting import LOSSLESS, PLAIN
-from hf_diversed.harness.methods import DIVERSED, parse_number
+from hf_diversed.method_names import DIVERSED, MethodName
 
 
 STATIC = "static"
@@ -48,16 +50,17 @@ def expand(families: Sequence[str]) -> list[str]:
 
 def _parse(text: str) -> tuple[str, tuple[float, ...]]:
     """Return the name and the values of one family."""
-    words = text.strip().split(":")
-    count = next((place for place, word in enumerate(words) if parse_number(word) is not None), len(words))
-    name = ":".join(words[:count])
+    parsed = MethodName.parse(text.strip())
+    kinds = [*takewhile(lambda value: isinstance(value, str), parsed.values)]
+    name = str(replace(parsed, parameters=":".join(map(str, kinds)) if kinds else None))
     family = _SHORT.get(name, name)
     if family not in FAMILIES:
         raise ValueError(
             f"unknown family {name!r} in {text!r}; known families: {', '.join([*FAMILIES, *_SHORT])}, with values as "
             "in static:0.3:0.7."
         )
-    values = [parse_number(word) for word in words[count:]]
-    if None in values:
+    given = parsed.values[len(kinds) :]
+    values = tuple(value for value in given if isinstance(value, float))
+    if len(values) < len(given):
         raise ValueError(f"values of a family must be numbers, got {text!r}; for example {family}:0.3:0.7.")
-    return family, tuple(value for value in values if value is not None) or FAMILIES[family]
+    return family, values or FAMILIES[family]

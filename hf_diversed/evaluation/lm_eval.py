@@ -16,6 +16,7 @@ from hf_diversed.formatting import LOSSLESS, number, percent
 from hf_diversed.generation.patching import install_hook
 from hf_diversed.generation.recording import record_stats
 from hf_diversed.harness.methods import Method, build_methods
+from hf_diversed.method_names import DIVERSED, MethodName
 from hf_diversed.outputs import SpeculativeStats
 from hf_diversed.zoo.loader import WEIGHTS
 
@@ -157,8 +158,8 @@ class DiversedLM(HFLM):
 
 def _method_name(method: str | None, head: str | None, strictness: float | None) -> str:
     """Return the method name for `build_methods`."""
-    spec = method or (LOSSLESS if head is None else "diversed")
-    if not spec.startswith("diversed") and (head is not None or strictness is not None):
+    spec = method or (LOSSLESS if head is None else DIVERSED)
+    if MethodName.parse(spec).name != DIVERSED and (head is not None or strictness is not None):
         raise ValueError(f"head= and strictness= require method=diversed, got method={spec}; remove them.")
     return spec if strictness is None else f"{spec}@{strictness}"
 

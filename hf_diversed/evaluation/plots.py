@@ -20,7 +20,7 @@ from matplotlib.transforms import Bbox
 from hf_diversed.evaluation.curves import Curve, Record, parameter, to_curves
 from hf_diversed.evaluation.frontier import STATIC
 from hf_diversed.formatting import LOSSLESS
-from hf_diversed.harness.methods import DIVERSED
+from hf_diversed.method_names import DIVERSED, MethodName
 
 
 _METADATA: dict[str, dict] = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
@@ -244,10 +244,10 @@ def _styles(curve: Curve) -> Iterator[tuple[str, tuple[str, str, str]]]:
 
 
 def _label(name: str) -> str:
-    family, _, rest = name.partition(":")
-    if family == DIVERSED and rest:
-        return f"DIVERSED, {Path(rest).name}"
-    return f"SpecCascade {rest}" if family == "spec_cascade" else _NAMES.get(name, name)
+    parsed = MethodName.parse(name)
+    if parsed.name == DIVERSED and parsed.parameters:
+        return f"DIVERSED, {Path(parsed.parameters).name}"
+    return f"SpecCascade {parsed.parameters}" if parsed.name == "spec_cascade" else _NAMES.get(name, name)
 
 
 def _percent(records: Sequence[Record], name: str) -> list[float]:

@@ -1,10 +1,10 @@
-"""Decoding methods, and the grammar of their names."""
+"""Decoding methods by name."""
 
 import copy
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from transformers import CompileConfig, PreTrainedModel
 from hf_diversed.formatting import COMPILED, LOSSLESS, PLAIN, did_you_mean
 from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.head import DiversedHead, load_head
+from hf_diversed.method_names import AS_TRAINED, DIVERSED, MethodName
 from hf_diversed.provenance import module_digest
 from hf_diversed.verifiers import (
     VERIFIERS,
@@ -23,65 +24,6 @@ from hf_diversed.verifiers import (
     Verifier,
     build_verifier,
 )
-from hf_diversed.verifiers.diversed import AS_TRAINED
-
-
-# Sampling arguments of `generate` that remove tokens from the target's distribution.
-TRUNCATIONS = ("top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
-DIVERSED, UPSTREAM = "diversed", "upstream"
-
-
-@dataclass(frozen=True)
-class MethodName:
-    """The parts of a method's name, `[compiled:]name[:parameter ...][@strictness]`; `str` formats them.
-
-    Attributes:
-        name: "target", "upstream", "diversed", a name in `VERIFIERS`, or any label without colons.
-        parameters: the text after the colon, or None; for "diversed" the head's folder or Hub id.
-        strictness: for "diversed", the number after the last @; otherwise None.
-        compiled: whether the name starts with "compiled:".
-    """
-
-    name: str
-    parameters: str | None = None
-    strictness: float | None = None
-    compiled: bool = False
-
-    @classmethod
-    def parse(cls, text: str) -> "MethodName":
-        """Split a name or label; every text is accepted."""
-        rest, strictness = text.removeprefix(COMPILED), None
-        before, _, last = rest.rpartition("@")
-        if re.split("[:@]", rest)[0] == DIVERSED and before and (value := parse_number(last)) is not None:
-            rest, strictness = before, value
-        name, colon, parameters = rest.partition(":")
-        return cls(name, parameters if colon else None, strictness, text.startswith(COMPILED))
-
-    def __str__(self) -> str:
-        parameters = "" if self.parameters is None else f":{self.parameters}"
-        strictness = "" if self.strictness is None else f"@{self.strictness:g}"
-        return f"{COMPILED if self.compiled else ''}{self.name}{parameters}{strictness}"
-
-    @property
-    def family(self) -> tuple[str, float | None]:
-        """The method family and its parameter: ("static", 0.7) for "static:0.7", ("diversed", 0.5) for "diversed".
-
-        The parameter is the last one if it is a number, or the strictness of "diversed"; None otherwise.
-        """
-        if self.name == DIVERSED:
-            strictness = AS_TRAINED if self.strictness is None else self.strictness
-            return str(replace(self, strictness=None)), strictness
-        family, colon, last = str(self).rpartition(":")
-        value = parse_number(last) if colon else None
-        return (str(self), None) if value is None else (family, value)
-
-
-def parse_number(text: str) -> float | None:
-    """Return the number that a text denotes, or None."""
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 @dataclass(frozen=True)
@@ -194,8 +136,13 @@ def _build(spec: MethodLike, head: HeadLike | None, device: torch.device | str |
             raise ValueError(f"the label {label!r} is reserved for the reference decoding; choose another one.")
         return Method(label, verifier)
     parsed = MethodName.parse(spec)
-    if parsed.name == PLAIN and not parsed.compiled:
-        return Method(spec, truncation=_truncation(spec, parsed.parameters))
+    if parsed.compiled:
+        raise ValueError(
+            f"method {spec!r} must not start with {COMPILED!r}: only benchmarks.rounds compiles methods by name. "
+            "Remove it, or pass a Method with a compile_config."
+        )
+    if parsed.name == PLAIN:
+        return Method(spec, truncation=tuple(parsed.truncation().items()))
     if parsed.name == DIVERSED and parsed.parameters != "":
         chosen = parsed.parameters or head
         if chosen is None:
@@ -217,20 +164,6 @@ def _build(spec: MethodLike, head: HeadLike | None, device: torch.device | str |
             "as in lenience:0.3."
         )
     return Method(spec, build_verifier(spec))
-
-
-def _truncation(spec: str, parameters: str | None) -> tuple[tuple[str, float], ...]:
-    """Return the names and values in "target:top_p=0.9:top_k=50"; empty for "target"."""
-    arguments: list[tuple[str, float]] = []
-    for part in [] if parameters is None else parameters.split(":"):
-        name, _, value = part.partition("=")
-        if name not in TRUNCATIONS or (number := parse_number(value)) is None:
-            raise ValueError(
-                f"method {spec!r} must have the form target, or target:<name>=<value> with names of "
-                f"{', '.join(TRUNCATIONS)}, for example target:top_p=0.9."
-            )
-        arguments.append((name, int(number) if name == "top_k" else number))
-    return tuple(arguments)
 
 
 def constant_draft(draft: PreTrainedModel, gamma: int) -> PreTrainedModel:

@@ -10,7 +10,6 @@ from markupsafe import Markup
 
 from hf_diversed.formatting import LOSSLESS, PLAIN, number, percent, with_bounds
 from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
-from hf_diversed.harness.methods import DIVERSED, MethodName
 from hf_diversed.head import LOOKED_UP, DiversedHeadConfig
 from hf_diversed.hub.markdown import code, one_line, render, text
 from hf_diversed.hub.metadata import (
@@ -24,10 +23,10 @@ from hf_diversed.hub.metadata import (
     strictness_labels,
 )
 from hf_diversed.hub.records import LICENSE
+from hf_diversed.method_names import AS_TRAINED, DIVERSED, MethodName
 from hf_diversed.provenance import publishable
 from hf_diversed.tasks import TASKS
 from hf_diversed.verifiers import VERIFIERS
-from hf_diversed.verifiers.diversed import AS_TRAINED
 
 
 TEMPLATE = Path(__file__).parent / "templates" / "head_card.md"

@@ -10,11 +10,10 @@ from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, eval_res
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from hf_diversed.harness.methods import DIVERSED, MethodName
 from hf_diversed.head import LOOKED_UP, DiversedHeadConfig
 from hf_diversed.hub.records import LICENSE
+from hf_diversed.method_names import AS_TRAINED, DIVERSED, MethodName
 from hf_diversed.tasks import TASKS, HubSource
-from hf_diversed.verifiers.diversed import AS_TRAINED
 
 
 TAGS = ("diversed", "speculative-decoding", "arxiv:2604.07622")

@@ -14,9 +14,9 @@ from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.prompts import Prompt, encode, plan_batches
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead
+from hf_diversed.method_names import AS_TRAINED
 from hf_diversed.outputs import SOURCES, SpeculativeStats, TokenRecords
 from hf_diversed.verifiers import DiversedVerifier, LosslessVerifier
-from hf_diversed.verifiers.diversed import AS_TRAINED
 from hf_diversed.verifiers.learned import Decisions
 
 

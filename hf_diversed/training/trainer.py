@@ -20,6 +20,7 @@ from hf_diversed import _compat
 from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
+from hf_diversed.method_names import AS_TRAINED
 from hf_diversed.provenance import model_digest, provenance, recorded_settings
 from hf_diversed.tasks.rewards import RewardError, RewardFunc, RewardSum
 from hf_diversed.training.arguments import DiversedConfig, own_settings
@@ -32,7 +33,6 @@ from hf_diversed.training.references import ReferenceRewards
 from hf_diversed.training.rollout import RecordingVerifier, Sampler
 from hf_diversed.training.run_folder import check_writable, sole_run
 from hf_diversed.training.scoring import Rows, Scorer, gathered, known, mean, merged, standard_error
-from hf_diversed.verifiers.diversed import AS_TRAINED
 from hf_diversed.verifiers.learned import Decisions
 
 

@@ -4,6 +4,7 @@ import inspect
 import re
 
 from hf_diversed.formatting import did_you_mean
+from hf_diversed.method_names import DIVERSED, MethodName
 from hf_diversed.verifiers.base import DistributionVerifier, Verifier
 from hf_diversed.verifiers.block import BlockVerifier
 from hf_diversed.verifiers.cactus import CactusVerifier
@@ -58,13 +59,14 @@ def build_verifier(spec: str) -> Verifier:
     Raises:
         ValueError: if the name is unknown, or parameters are missing or invalid.
     """
-    name, *values = spec.split(":")
-    if name == "diversed":
+    parsed = MethodName.parse(spec)
+    name, values = parsed.name, parsed.values
+    if name == DIVERSED:
         raise ValueError(
             f"verifier {spec!r} needs a head: pass diversed_head= instead, a DiversedHead, a folder or a Hub id; "
             "diversed_strictness= sets its strictness."
         )
-    if name not in VERIFIERS:
+    if name not in VERIFIERS or parsed.compiled:
         if (written := _in_our_form(spec)) is not None:
             raise ValueError(f"verifier {spec!r} must be written as {written!r}.")
         raise ValueError(
@@ -72,15 +74,15 @@ def build_verifier(spec: str) -> Verifier:
         )
     try:
         if values and values[0] in VERIFIERS:
-            return VERIFIERS[name](*[build_verifier(":".join(values))])
-        return VERIFIERS[name](*map(_number_or_text, values))
+            return VERIFIERS[name](*[build_verifier(str(parsed.parameters))])
+        return VERIFIERS[name](*values)
     except TypeError as error:
         reason = f" ({error})" if values else ""
         raise ValueError(f"verifier {spec!r} {_usage(name, bool(values))}{reason}.") from error
 
 
 def _usage(name: str, has_values: bool) -> str:
-    example = next((spec for spec in EXAMPLES if spec.partition(":")[0] == name), None)
+    example = next((spec for spec in EXAMPLES if MethodName.parse(spec).name == name), None)
     if example is None:
         return f"cannot be built from text: build {VERIFIERS[name].__name__} in Python and pass the instance"
     parameters = inspect.signature(VERIFIERS[name]).parameters.values()
@@ -97,13 +99,6 @@ def _in_our_form(spec: str) -> str | None:
         return None
     parameters = inspect.signature(VERIFIERS[name]).parameters
     return ":".join([name, *(word for word in words if word not in parameters)])
-
-
-def _number_or_text(value: str) -> float | str:
-    try:
-        return float(value)
-    except ValueError:
-        return value
 
 
 __all__ = [

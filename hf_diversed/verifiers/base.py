@@ -94,7 +94,9 @@ class Verifier:
 
     def settings(self) -> dict[str, object]:
         """Return the settings by name, for `repr`."""
-        return {name: value for name, value in vars(self).items() if not name.startswith(("_", "needs_"))}
+        attributes = {name: value for name, value in vars(self).items() if not name.startswith(("_", "needs_"))}
+        # The repr of a method that was replaced on this verifier contains the verifier's.
+        return {name: getattr(value, "__func__", value) for name, value in attributes.items()}
 
 
 class DistributionVerifier(Verifier):

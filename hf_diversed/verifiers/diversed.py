@@ -12,12 +12,12 @@ from hf_diversed.features import (
     lookahead_features,
     vocabulary_features,
 )
+from hf_diversed.method_names import AS_TRAINED
 from hf_diversed.provenance import cached_weights_digest
 from hf_diversed.verifiers.learned import AcceptanceModel, MixtureScore, TokenScore
 from hf_diversed.verifiers.mixture import MixtureVerifier, Values, Weights, check_row_values, per_row, per_row_values
 
 
-AS_TRAINED = 0.5  # strictness
 _NO_DRAFT = ((None, None), ("prompt lookup", None))  # name and digest of the draft model in training
 
 

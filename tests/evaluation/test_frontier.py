@@ -3,7 +3,8 @@
 import pytest
 
 from hf_diversed.evaluation.frontier import FAMILIES, expand
-from hf_diversed.harness.methods import MethodName, build_methods
+from hf_diversed.harness.methods import build_methods
+from hf_diversed.method_names import MethodName
 
 
 def test_families_expand_into_methods():

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import types
 from functools import partial
 
 import pytest
@@ -16,6 +17,8 @@ from transformers import LogitsProcessor, LogitsProcessorList, MaxLengthCriteria
 from hf_diversed import LosslessVerifier, PhaseVerifier, StaticEnsembleVerifier, diversed_decoding
 from hf_diversed.generation import ragged_model
 from hf_diversed.sampling import RandomSource
+from hf_diversed.verifiers.mixture import Weights
+from tests.engines.modes import TRACED, decode
 from tests.tiny import BOS, EOS, PAD, VOCAB_SIZE, ragged_batch, sharpen, tiny_draft, tiny_head
 
 
@@ -71,6 +74,12 @@ def replace_forward_of_class(model, hook, monkeypatch):
     return contextlib.nullcontext()
 
 
+def replace_call_of_class(model, hook, monkeypatch):
+    mlp = tf.models.llama.modeling_llama.LlamaMLP
+    monkeypatch.setattr(mlp, "__call__", lambda self, x: hook(self, (x,), mlp._call_impl(self, x)))
+    return contextlib.nullcontext()
+
+
 class RowHook(ModelHook):
     def __init__(self, hook):
         self.hook = hook
@@ -84,7 +93,10 @@ def install_hook_of_accelerate(model, hook, monkeypatch):
     return contextlib.nullcontext()
 
 
-INSTALLERS = [install_hook, install_global_hook, replace_forward_of_class, install_hook_of_accelerate]
+INSTALLERS = [
+    *(install_hook, install_global_hook, replace_forward_of_class, replace_call_of_class),
+    install_hook_of_accelerate,
+]
 
 
 @pytest.mark.parametrize("is_draft", [False, True])
@@ -178,6 +190,36 @@ def test_verifiers_may_use_gradients(pair, wrap):
     call = {**ragged_batch(), **GREEDY}
     ours = target.generate(**call, assistant_model=draft, verifier=wrap(Learning()))
     assert torch.equal(ours, target.generate(**call))
+
+
+def alternating(self, draft, target, row_values):
+    """`StaticEnsembleVerifier.weights`, with a different weight in the next round."""
+    assert torch.compiler.is_compiling() or not target.scores.is_inference()
+    weights = Weights(torch.full(draft.tokens.shape, self.weight))
+    self.weight = 1.0 - self.weight
+    return weights
+
+
+def replace_on_class(verifier, monkeypatch):
+    monkeypatch.setattr(StaticEnsembleVerifier, "weights", alternating)
+
+
+def replace_on_instance(verifier, monkeypatch):
+    verifier.weights = types.MethodType(alternating, verifier)
+
+
+@pytest.mark.parametrize("replace", [replace_on_class, replace_on_instance])
+def test_replaced_methods_of_a_library_verifier(pair, replace, monkeypatch):
+    """Catches a replaced method that counts as library code: inference tensors, and guards checked once per call."""
+    outputs = []
+    for mode in ({}, TRACED):
+        verifier = StaticEnsembleVerifier(1.0)
+        replace(verifier, monkeypatch)
+        outputs.append(decode(pair, mode, verifier))
+    expected, out = outputs
+    assert (expected.stats.engine, out.stats.engine) == ("eager", "compiled")
+    assert out.stats.accepted_per_position == expected.stats.accepted_per_position
+    assert torch.equal(out.sequences, expected.sequences)
 
 
 class Watching(StoppingCriteria):

@@ -6,8 +6,8 @@ import torch
 from hf_diversed import DiversedHead, DiversedHeadConfig
 from hf_diversed.evaluation import build_methods
 from hf_diversed.harness.decode import Decoder
-from hf_diversed.harness.methods import MethodName
 from hf_diversed.harness.sampling import Sampling
+from hf_diversed.method_names import MethodName
 from hf_diversed.verifiers import (
     BlockVerifier,
     DiversedVerifier,
@@ -136,6 +136,8 @@ def test_descriptions_contain_no_addresses():
         (["static:1.5"], ["weight", "1.5"]),
         (["static:0.7@0.5"], ["weight", "0.7@0.5"]),
         (["target:1"], ["target:1"]),
+        (["compiled:static:0.7"], ["compiled:static:0.7", "benchmarks.rounds"]),
+        (["compiled:diversed"], ["compiled:diversed", "benchmarks.rounds"]),
         (["diversed"], ["needs a head", "head="]),
         (["diversed@0.5"], ["needs a head"]),
         (["diversed:"], ["diversed:<folder"]),

@@ -12,6 +12,7 @@ from typing import Any
 
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.head import DiversedHead, load_head
+from hf_diversed.method_names import DIVERSED, MethodName
 from hf_diversed.serving.vllm.logits import RequestSettings
 from hf_diversed.serving.vllm.served_head import ServedHead
 from hf_diversed.verifiers import (
@@ -128,7 +129,7 @@ class Deployment:
             ValueError: as `of`.
         """
         given = dict(given)
-        verifier, choices = given.pop("verifier", "diversed"), given.pop("choices", ())
+        verifier, choices = given.pop("verifier", DIVERSED), given.pop("choices", ())
         if not isinstance(verifier, str):
             raise ValueError(
                 f'`{spell("verifier")}` must be a verifier by name, such as "lenience:0.3", got {verifier!r:.200}.'
@@ -225,7 +226,7 @@ def _context(vocab_size: int, one_hot: bool) -> DecodingContext:
 
 def _load_head(name: Any, verifiers: tuple[str, ...], spell: Spell) -> DiversedHead | None:
     """Return the head of "diversed"; refuse one that no verifier uses and one that reads hidden states."""
-    if "diversed" not in verifiers:
+    if DIVERSED not in verifiers:
         if name is not None:
             raise ValueError(
                 f"`{spell('head')}` belongs to the verifier 'diversed', which is not among {', '.join(verifiers)}."
@@ -251,11 +252,11 @@ def _load_head(name: Any, verifiers: tuple[str, ...], spell: Spell) -> DiversedH
 
 def _build(name: str, head: DiversedHead | None, one_hot: bool, spell: Spell) -> Verifier:
     """Return a verifier by its name, "static:0.7"; refuse those that cannot be served."""
-    kind = name.partition(":")[0]
+    kind = MethodName.parse(name).name
     if kind in _NOT_SERVED:
         served = ", ".join(sorted(VERIFIERS.keys() - _NOT_SERVED.keys()))
         raise ValueError(f"verifier {name!r} is not served by vLLM: {_NOT_SERVED[kind]}. Served are {served}.")
-    verifier = DiversedVerifier(ServedHead(head)) if name == "diversed" and head is not None else build_verifier(name)
+    verifier = DiversedVerifier(ServedHead(head)) if name == DIVERSED and head is not None else build_verifier(name)
     if verifier.needs_draft_confidence and one_hot:
         raise ValueError(
             f"verifier {name!r} reads the draft model's confidence, which greedy and looked-up draft tokens do not "
