@@ -354,11 +354,16 @@ def is_library_code(thing: object) -> bool:
 
 
 def class_functions(*things: object) -> list[types.FunctionType]:
-    """Return the functions in the classes of objects and in the base classes; of a model those of all its modules."""
+    """Return the functions in the classes of objects and in the base classes; of a model those of all its modules.
+
+    Without those that initialize objects: dynamo replaces them in `nn.Module` when it first compiles.
+    """
     parts = (part for thing in things for part in (thing.modules() if isinstance(thing, nn.Module) else (thing,)))
     classes = dict.fromkeys(base for kind in dict.fromkeys(map(type, parts)) for base in kind.__mro__)
     found = []
-    for value in [value for kind in classes for value in vars(kind).values()]:
+    for name, value in [item for kind in classes for item in vars(kind).items()]:
+        if name in ("__init__", "__setstate__"):
+            continue
         function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
         if isinstance(function, types.FunctionType):
             found.append(function)
