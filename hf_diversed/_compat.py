@@ -140,7 +140,7 @@ def silent_default(name: str):
     return GenerationConfig._get_default_generation_params()[name]
 
 
-def explicit_draft_length(config: GenerationConfig) -> int | None:
-    """`num_assistant_tokens` of a prepared config; None if it equals upstream's default."""
-    length = config.num_assistant_tokens
-    return None if length == silent_default("num_assistant_tokens") else length
+def explicit_entry(config: GenerationConfig, name: str):
+    """Return an attribute of a prepared config; None if it equals upstream's default."""
+    value = getattr(config, name)
+    return None if value == silent_default(name) else value

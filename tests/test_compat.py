@@ -199,9 +199,9 @@ def test_silent_draft_length(llama):
     assert _compat.config_entry(tf.GenerationConfig(), "num_assistant_tokens") is None
     config = prepared(llama)["config"]
     assert config.num_assistant_tokens == 20
-    assert _compat.explicit_draft_length(config) is None
+    assert _compat.explicit_entry(config, "num_assistant_tokens") is None
     config = prepared(llama, generation_config=tf.GenerationConfig(num_assistant_tokens=7))["config"]
-    assert _compat.explicit_draft_length(config) == 7
+    assert _compat.explicit_entry(config, "num_assistant_tokens") == 7
 
 
 def test_own_entries_travel_in_a_generation_config(tmp_path):

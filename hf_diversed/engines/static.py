@@ -45,6 +45,7 @@ class StaticEngine:
     keep_scores: bool
     forwards_only: str | None
 
+    rule: ClassVar[None] = None  # a compiled round has a fixed number of draft tokens
     may_use_inference_mode: ClassVar[bool] = False  # compiled functions cannot write to inference tensors
 
     @staticmethod

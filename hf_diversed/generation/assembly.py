@@ -13,6 +13,7 @@ from hf_diversed.engines.buffers import size_for
 from hf_diversed.engines.compiling import Compiler, how_to_compile, warn_once, why_untraceable
 from hf_diversed.engines.static import StaticEngine
 from hf_diversed.engines.static_model import StaticModel
+from hf_diversed.generation.confidence import StoppingRule
 from hf_diversed.generation.decoding import EagerEngine
 from hf_diversed.generation.drafting import DiversedCandidateGenerator
 from hf_diversed.generation.engine import Engine
@@ -37,6 +38,7 @@ class Parts:
     Attributes:
         draft: the model that drafts; None for prompt lookup. verifier: adapted to this call.
         max_gamma: maximum number of draft tokens per round. random_source: None for greedy decoding.
+        rule: ends draft blocks early in eager rounds; None to draft as many tokens as requested.
     """
 
     request: Request
@@ -46,6 +48,7 @@ class Parts:
     max_gamma: int
     processor: BlockProcessor
     random_source: RandomSource | None
+    rule: StoppingRule | None
 
     @cached_property
     def keep_rows(self) -> bool:
@@ -91,7 +94,8 @@ class Parts:
         )
         hidden, wants = self.verifier.needs_hidden_states, wanted_results(request)
         target = runner(model, keep_hidden=bool(hidden))
-        drafter = self._drafter(partial(runner, keep_hidden=hidden not in (False, "target")))
+        rule = self.rule if compiler is None else None
+        drafter = self._drafter(partial(runner, keep_hidden=hidden not in (False, "target")), rule)
         eager = EagerEngine(
             rows=self.rows,
             target=target,
@@ -125,7 +129,9 @@ class Parts:
             positions = positions[0]
         return positions.expand(len(input_ids), -1)
 
-    def _drafter(self, runner: Callable[..., RaggedModel]) -> DiversedCandidateGenerator | PromptLookupDrafter:
+    def _drafter(
+        self, runner: Callable[..., RaggedModel], rule: StoppingRule | None
+    ) -> DiversedCandidateGenerator | PromptLookupDrafter:
         vocab_size, config = model_facts.vocab_size(self.request.model), self.request.config
         if self.draft is None:
             return PromptLookupDrafter(
@@ -146,6 +152,7 @@ class Parts:
             self.random_source,
             keep_raw_logits=self.verifier.needs_raw_logits,
             runner=runner,
+            rule=rule,
         )
 
 

@@ -13,8 +13,9 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTr
 
 from hf_diversed import _compat, model_facts
 from hf_diversed.blocks import DecodingContext
+from hf_diversed.generation.options import ADAPTIVE, CONFIDENCE, CONSTANT
 from hf_diversed.generation.request import Request, check_method
-from hf_diversed.verifiers.base import Verifier
+from hf_diversed.verifiers.base import Verifier, check_range
 
 
 logger = _compat.get_logger(__name__)
@@ -80,7 +81,6 @@ def check_request(request: Request) -> None:
     check_method(None, request.verifier)
     if request.verifier is None:
         raise TypeError("diversed_decoding needs verifier=; see hf_diversed.VERIFIERS.")
-    warn_of_no_effect(config, draft)
 
 
 def check_verifier(verifier: Verifier, context: DecodingContext) -> None:
@@ -337,22 +337,28 @@ def check_vocabularies(model: PreTrainedModel, draft: PreTrainedModel) -> None:
         )
 
 
-def warn_of_no_effect(config: GenerationConfig, draft: PreTrainedModel | None) -> None:
-    """Warn once about drafting settings of the call or the draft model that have no effect."""
-    named = [config] if draft is None else [config, draft.generation_config]
-    schedules = {_compat.config_entry(each, "num_assistant_tokens_schedule") for each in named}
-    thresholds = {_compat.config_entry(each, "assistant_confidence_threshold") for each in named}
-    idle = {
-        "num_assistant_tokens_schedule": schedules - {None, "constant", "adaptive"},
-        "assistant_confidence_threshold": thresholds
-        - {None, 0.0, _compat.silent_default("assistant_confidence_threshold")},
-    }
-    for name, values in idle.items():
-        for value in values:
-            logger.warning_once(
-                f"{name}={value!r} has no effect with a verifier: every round drafts the same number of tokens; "
-                'num_assistant_tokens_schedule="adaptive" chooses the fastest number.'
-            )
+def check_stopping(schedule: str | None, threshold: float | None, has_draft_model: bool) -> None:
+    """Raise ValueError for an invalid confidence threshold, and for stopping by confidence without a draft model.
+
+    Warn once about a schedule that is not supported. None for settings that are not set.
+    """
+    if threshold is not None:
+        advice = "A draft block ends after a token with a lower probability under the draft model; 0 sets no limit."
+        check_range("assistant_confidence_threshold", threshold, 0.0, 1.0, advice)
+    named = [f"assistant_confidence_threshold={threshold!r}"] if threshold else []
+    named += [f"num_assistant_tokens_schedule={schedule!r}"] if schedule == CONFIDENCE else []
+    if named and not has_draft_model:
+        raise ValueError(
+            f"{named[0]} needs the probabilities of a draft model, which prompt lookup (prompt_lookup_num_tokens) "
+            'lacks: pass assistant_model=, or use num_assistant_tokens_schedule="constant" or "adaptive" without a '
+            "threshold."
+        )
+    if schedule not in (None, CONSTANT, ADAPTIVE, CONFIDENCE):
+        logger.warning_once(
+            f"num_assistant_tokens_schedule={schedule!r} has no effect with a verifier: every round drafts the same "
+            f'number of tokens; "{CONFIDENCE}" stops where the draft model is unsure, and "{ADAPTIVE}" also measures '
+            "times."
+        )
 
 
 def check_tokenizers(

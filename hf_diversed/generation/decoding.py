@@ -1,7 +1,8 @@
 """The decoding loop and one round of it: draft a block, score it, verify it, and commit the accepted tokens.
 
 `verify` is a function of tensors and can be compiled. In a round with a draft model, only `commit` copies data to
-the host; prompt lookup, streamers and stopping criteria add transfers.
+the host; prompt lookup, streamers and stopping criteria add transfers, and a rule that ends draft blocks early adds
+one per draft token.
 """
 
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from hf_diversed.blocks import DraftOutput, Round, TargetOutput, Verdict
+from hf_diversed.generation.confidence import StoppingRule
 from hf_diversed.generation.drafting import DiversedCandidateGenerator
 from hf_diversed.generation.engine import Engine
 from hf_diversed.generation.faults import FAULTS, INVALID_PROBS, find_faults, find_invalid_probs
@@ -86,6 +88,11 @@ class EagerEngine:
     may_use_inference_mode: ClassVar[bool] = True
 
     @property
+    def rule(self) -> StoppingRule | None:
+        """Ends draft blocks early; None if every round has the requested length."""
+        return self.drafter.rule
+
+    @property
     def forwards(self) -> tuple[int, int]:
         """Number of forward passes so far, of the target model and of the draft model."""
         return self.target.num_forwards, self.drafter.num_forwards
@@ -129,8 +136,7 @@ class EagerEngine:
     def rewind(self, draft: DraftOutput | None, accepted: list[int]) -> None:
         """Discard rejected draft tokens from the caches. `accepted`: number of accepted draft tokens per row."""
         if draft is not None:
-            width = draft.tokens.shape[1]
-            self.drafter.rewind(fully_accepted=any(accepted[row] == width for row in self.rows.running))
+            self.drafter.rewind(draft.tokens.shape[1], accepted)
         self.target.rewind()
 
     def should_compact(self, running: int) -> bool:

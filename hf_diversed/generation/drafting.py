@@ -10,6 +10,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_diversed import model_facts
 from hf_diversed.blocks import DraftOutput
+from hf_diversed.generation.confidence import StoppingRule
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.rows import PerRow, RaggedRows, is_one_of
@@ -76,6 +77,7 @@ class DiversedCandidateGenerator(CandidateGenerator):
         random_source: samples from q; None for its argmax.
         keep_raw_logits: also return the draft model's unprocessed logits.
         runner: called as `runner(assistant_model, max_id=...)`; returns a `RaggedModel`.
+        rule: ends blocks early; None to draft as many tokens as requested.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class DiversedCandidateGenerator(CandidateGenerator):
         random_source: RandomSource | None,
         keep_raw_logits: bool,
         runner: Callable[..., RaggedModel],
+        rule: StoppingRule | None = None,
     ):
         known_ids = model_facts.known_ids(assistant_model)
         self.model = runner(assistant_model, max_id=known_ids - 1 if known_ids < vocab_size else None)
@@ -97,6 +100,7 @@ class DiversedCandidateGenerator(CandidateGenerator):
         self.vocab_size = vocab_size
         self.random_source = random_source
         self.keep_raw_logits = keep_raw_logits
+        self.rule = rule
         # As in upstream, a single row stops drafting after an EOS. On an accelerator the check would synchronise.
         self._stops_early = len(rows.ids) == 1 and rows.ids.device.type == "cpu"
         self._behind = 0  # number of tokens that the cache lacks
@@ -114,10 +118,12 @@ class DiversedCandidateGenerator(CandidateGenerator):
         """Keep only these rows (long, ascending) of the batch."""
         self.model.keep(rows)
 
-    def rewind(self, fully_accepted: bool) -> None:
-        """Update the state after verification. `fully_accepted`: whether a running row's block was accepted whole."""
+    def rewind(self, width: int, accepted: list[int]) -> None:
+        """Update the state after verification of a block of `width` draft tokens. `accepted`: their number per row."""
         # The cache lacks the last draft token, so a fully accepted row lags by two.
-        self._behind = 2 if fully_accepted else 1
+        self._behind = 2 if any(accepted[row] == width for row in self.rows.running) else 1
+        if self.rule is not None:
+            self.rule.update(accepted)
         self.model.rewind()
 
     def catch_up(self) -> None:
@@ -145,10 +151,10 @@ class DiversedCandidateGenerator(CandidateGenerator):
         Args:
             scores: `[1, G + 1, V]`, of the target; only their number is used.
         """
-        self.rewind(fully_accepted=num_matches == scores.shape[1] - 1)
+        self.rewind(scores.shape[1] - 1, [num_matches])
 
     def propose(self, counts: PerRow) -> tuple[DraftOutput | None, PerRow]:
-        """Draft `max(counts)` tokens for every row and write them after the row's last token.
+        """Draft `max(counts)` tokens, or fewer by `rule`, for every row and write them after the row's last token.
 
         Args:
             counts: maximum number of draft tokens per row; 0 for finished rows.
@@ -161,10 +167,12 @@ class DiversedCandidateGenerator(CandidateGenerator):
         steps: list[Step] = []
         if max(counts.host):
             self.catch_up()
+        if self.rule is not None:
+            self.rule.begin(counts.host)
         for step in range(max(counts.host)):
             feed = steps[-1].tokens if steps else rows.last(self._behind)
             steps.append(self._step(step, feed, counts))
-            if self._stops_early and bool(is_one_of(steps[-1].tokens, rows.eos_ids_device).all()):
+            if self._ends_block(steps[-1]):
                 break
         if not steps:
             self._behind += 1  # the token that this round emits
@@ -178,6 +186,14 @@ class DiversedCandidateGenerator(CandidateGenerator):
             keep_raw_logits=self.keep_raw_logits,
         )
         return draft, counts.at_most(len(steps))
+
+    def _ends_block(self, step: Step) -> bool:
+        """Return whether to stop drafting after a step. With `rule`, this copies one number per row to the host."""
+        if self.rule is None:
+            return self._stops_early and bool(is_one_of(step.tokens, self.rows.eos_ids_device).all())
+        confidence = self.rule.measure(step.scores[:, 0], step.tokens[:, 0])
+        ended = is_one_of(step.tokens[:, 0], self.rows.eos_ids_device)
+        return self.rule.stops(confidence.masked_fill(ended, 0.0).tolist())
 
     def _step(self, step: int, feed: torch.Tensor, counts: PerRow) -> Step:
         """Draft one token per row from `feed`, ids `[B, 1 or 2]` that end `step` columns after the row's length."""

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from hf_diversed.blocks import DraftOutput, Round
+from hf_diversed.generation.confidence import StoppingRule
 from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.verifiers.base import Verifier, VerifierState
 
@@ -24,6 +25,10 @@ class Engine(Protocol):
 
     @property
     def verifier(self) -> Verifier: ...
+
+    @property
+    def rule(self) -> StoppingRule | None:
+        """Ends draft blocks early; None if every round has the requested length."""
 
     @property
     def forwards(self) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from hf_diversed.generation.attachment import attached_to
 from hf_diversed.generation.options import Options
 from hf_diversed.generation.planning import diversed_decoding
 from hf_diversed.generation.processing import stop_criterion
-from hf_diversed.generation.request import DRAFT_MODES, Arguments, Attached
+from hf_diversed.generation.request import DRAFT_MODES, STOPPING_SETTINGS, Arguments, Attached
 
 
 def dispatch(original, stock: inspect.Signature, model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]):
@@ -48,6 +48,7 @@ def _generate_relaxed(original, named: dict[str, Any], options: Options, attache
         assistant_model=draft,
         verifier=arguments.verifier(options),
         num_assistant_tokens=num_assistant_tokens,
+        **{name: arguments.setting(name) for name in STOPPING_SETTINGS},
         output_token_records=bool(options.output_token_records),
         temperatures=options.diversed_temperature,
         streamer=named.get("streamer"),
@@ -63,7 +64,8 @@ def _generate_relaxed(original, named: dict[str, Any], options: Options, attache
         named.pop(name, None)
     for name in checks.TEXT_MARKERS - model_facts.forward_inputs(model):  # all zeros, which upstream would reject
         extra.pop(name, None)
-    extra.pop("num_assistant_tokens", None)
+    for name in ("num_assistant_tokens", *STOPPING_SETTINGS):
+        extra.pop(name, None)
     return original(changed, custom_generate=loop, **named, **extra)
 
 

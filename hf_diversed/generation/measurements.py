@@ -1,5 +1,6 @@
 """Measurements of a pair of models across calls: round times and acceptance by position."""
 
+import math
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
@@ -144,6 +145,66 @@ class Survival:
             alive *= (kept + _POOLED_DRAFTS * rate) / (reached + _POOLED_DRAFTS)
             curve.append(alive)
         return curve
+
+
+_PRIOR = (0.64, 0.64)  # intercept and slope: lossless verification of Qwen2.5-Coder 1.5B with 0.5B
+_PRIOR_PRECISION = (2.0, 10.0)
+_KEEP = 0.5 ** (1.0 / 512)  # per verified draft token
+_PRIOR_ROUNDS, _PRIOR_WIDTH, _PRIOR_TOKENS = 4.0, 3.0, 3.0
+
+
+class ConfidenceFit:
+    """Acceptance of draft tokens as a function of max q, and tokens per round, with exponential forgetting.
+
+    The probability of acceptance is sigmoid(intercept + slope * logit(max q)). Each verified draft token makes one
+    Newton step of the logistic regression, with a Gaussian prior.
+
+    Attributes:
+        parameters: intercept and slope.
+    """
+
+    def __init__(self) -> None:
+        self.parameters = _PRIOR
+        self._precision = _PRIOR_PRECISION[0], 0.0, _PRIOR_PRECISION[1]
+        self._counts = _PRIOR_DRAFTS * _PRIOR_RATE, _PRIOR_DRAFTS  # accepted, verified
+        self._sums = _PRIOR_ROUNDS, _PRIOR_ROUNDS * _PRIOR_WIDTH, _PRIOR_ROUNDS * _PRIOR_TOKENS
+
+    def acceptance(self, logit: float) -> float:
+        """Return the acceptance probability of a draft token."""
+        intercept, slope = self.parameters
+        return 1.0 / (1.0 + math.exp(-(intercept + slope * logit)))
+
+    @property
+    def mean_acceptance(self) -> float:
+        return self._counts[0] / self._counts[1]
+
+    def rate(self, cost: float) -> float:
+        """Return the tokens per row and target-forward time, if a draft token costs `cost` target forwards."""
+        rounds, drafted, tokens = self._sums
+        return tokens / (rounds + cost * drafted)
+
+    def update(self, logit: float, accepted: bool) -> None:
+        """Record a verified draft token."""
+        expected, (intercept, slope) = self.acceptance(logit), self.parameters
+        weight, error = expected * (1.0 - expected), accepted - expected
+        fresh = [(1.0 - _KEEP) * precision for precision in _PRIOR_PRECISION]  # forgotten data give way to the prior
+        a, b, d = (_KEEP * old for old in self._precision)
+        a, b, d = a + fresh[0] + weight, b + weight * logit, d + fresh[1] + weight * logit**2
+        first = error + fresh[0] * (_PRIOR[0] - intercept)
+        second = error * logit + fresh[1] * (_PRIOR[1] - slope)
+        determinant = a * d - b * b
+        intercept, slope = (
+            intercept + (d * first - b * second) / determinant,
+            slope + (a * second - b * first) / determinant,
+        )
+        # Assigned at once, as calls in several threads share the fit.
+        self._precision, self.parameters = (a, b, d), (intercept, slope)
+        self._counts = _KEEP * self._counts[0] + accepted, _KEEP * self._counts[1] + 1.0
+
+    def add_round(self, tokens: float, drafted: int) -> None:
+        """Record a round that emitted `tokens` per row after a block of `drafted` draft tokens."""
+        rounds, before, emitted = (_FORGET * total for total in self._sums)
+        self._sums = rounds + 1.0, before + drafted, emitted + tokens
 
 
 _MOST_KEPT = 64  # entries per pair; the least recently used are dropped first

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_NUM_ASSISTANT_TOKENS = 5
+CONSTANT, CONFIDENCE, ADAPTIVE = "constant", "confidence", "adaptive"  # values of `num_assistant_tokens_schedule`
 
 # Settings of a head, and their argument names in `generate`, `attach` and generation configs.
 HEAD_SETTINGS = {
@@ -21,6 +22,11 @@ HEAD_SETTINGS = {
     "bias_budget": "diversed_bias_budget",
     "max_ratio": "diversed_max_ratio",
 }
+
+
+def default_schedule(batch_size: int) -> str:
+    """Return the schedule of a call that names none."""
+    return CONSTANT
 
 
 @dataclass(frozen=True)

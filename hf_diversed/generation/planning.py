@@ -1,9 +1,11 @@
 """One `generate` call: `plan` prepares its verifier, lengths, rows and engine, and `diversed_decoding` runs it."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
@@ -18,15 +20,16 @@ from hf_diversed.blocks import DecodingContext
 from hf_diversed.engines.buffers import gamma_for, size_for
 from hf_diversed.generation import checks
 from hf_diversed.generation.assembly import Parts, wanted_results
+from hf_diversed.generation.confidence import ConfidenceRule, StoppingRule, ThresholdRule
 from hf_diversed.generation.decoding import run_rounds
 from hf_diversed.generation.engine import Engine
-from hf_diversed.generation.measurements import RoundTimes, Survival, recall
-from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
+from hf_diversed.generation.measurements import ConfidenceFit, Kept, RoundTimes, Survival, recall
+from hf_diversed.generation.options import ADAPTIVE, CONFIDENCE, DEFAULT_NUM_ASSISTANT_TOKENS, default_schedule
 from hf_diversed.generation.processing import BlockProcessor, StopTracker
 from hf_diversed.generation.recording import Recorder
-from hf_diversed.generation.request import Request
+from hf_diversed.generation.request import STOPPING_SETTINGS, Request
 from hf_diversed.generation.rows import RaggedRows
-from hf_diversed.generation.schedules import ADAPTIVE, MAX_GAMMA, AdaptiveSchedule, clock_for
+from hf_diversed.generation.schedules import MAX_GAMMA, AdaptiveSchedule, clock_for
 from hf_diversed.outputs import GenerateDiversedOutput
 from hf_diversed.sampling import RandomSource
 from hf_diversed.verifiers.base import Verifier, read_numbers
@@ -46,6 +49,8 @@ def diversed_decoding(
     assistant_model: PreTrainedModel | None = None,
     verifier: Verifier | None = None,
     num_assistant_tokens: int | None = None,
+    num_assistant_tokens_schedule: str | None = None,
+    assistant_confidence_threshold: float | None = None,
     output_token_records: bool = False,
     streamer: BaseStreamer | None = None,
     temperatures: list[float] | torch.Tensor | None = None,
@@ -66,8 +71,16 @@ def diversed_decoding(
             `prompt_lookup_num_tokens` (the text) or `assistant_early_exit` (the target's first layers).
         verifier: accepts or replaces draft tokens.
         num_assistant_tokens: gamma, draft tokens per round; None for the default of the verifier or the draft model,
-            else 5. With `num_assistant_tokens_schedule="adaptive"` in the generation config, only gamma of the first
-            rounds: see `AdaptiveSchedule`.
+            else 5.
+        num_assistant_tokens_schedule: "constant"; "confidence" to end a block where another draft token is not
+            expected to pay (`ConfidenceRule`), after at most `num_assistant_tokens` if they are set, else 16; or
+            "adaptive", which also measures times, and for which `num_assistant_tokens` is only gamma of the first
+            rounds (`AdaptiveSchedule`). Compiled rounds have no rule: "confidence" has no effect there, and
+            "adaptive" chooses among constant lengths. None for the value of a generation config, the call's before
+            the draft model's, else "constant".
+        assistant_confidence_threshold: in [0, 1]. As in transformers, a block ends after a draft token with a lower
+            probability under q. It replaces the rule of the schedule; 0 sets no threshold. None for the value that
+            the call's or the draft model's generation config sets.
         output_token_records: also return `TokenRecords` (needs `return_dict_in_generate=True`).
         streamer: receives every round's tokens once, in order; a `RoundStreamer` also receives records. Batch size
             1 only.
@@ -99,6 +112,8 @@ def diversed_decoding(
         config=generation_config,
         model_kwargs=model_kwargs,
         num_assistant_tokens=num_assistant_tokens,
+        num_assistant_tokens_schedule=num_assistant_tokens_schedule,
+        assistant_confidence_threshold=assistant_confidence_threshold,
         output_token_records=output_token_records,
         streamer=streamer,
         temperatures=temperatures,
@@ -124,7 +139,7 @@ class Plan:
 
     Attributes:
         engine: with rows, verifier, both models and their caches.
-        gamma: draft tokens per round, at first if `schedule` chooses their number.
+        gamma: draft tokens per round, their maximum if the engine has a rule, at first if `schedule` chooses it.
         schedule: None for a constant gamma.
         may_compact: whether finished rows may be dropped: no model, processor, criterion or result indexes rows.
         uses_inference_mode: whether no user code receives tensors of the loop, and nothing is compiled.
@@ -152,11 +167,19 @@ def plan(request: Request) -> Plan:
     max_length = max(length, request.input_ids.shape[1] + 1)
     verifier = request.verifier
     assert verifier is not None
+    named, threshold = (_stopping_setting(request, name) for name in STOPPING_SETTINGS)
+    checks.check_stopping(named, threshold, draft is not None)
+    schedule = default_schedule(len(request.input_ids)) if named is None else named
     gamma = draft_length(config, request.num_assistant_tokens, verifier, assistant)
-    is_adaptive = ADAPTIVE in _schedules(request)
+    rule = _rule(request, schedule, threshold) if draft is not None and verifier.allows_early_stop else None
+    longest = gamma
+    if schedule == ADAPTIVE:
+        longest = max(gamma, MAX_GAMMA)
+    elif schedule == CONFIDENCE and rule is not None:
+        longest = draft_length(config, request.num_assistant_tokens, verifier, assistant, default=MAX_GAMMA)
     temperatures = row_temperatures(request.temperatures, config, request.input_ids)
     checks.check_verifier(verifier, _context(request, draft, temperatures))
-    gamma, max_gamma = _within_length(gamma, is_adaptive, max_length - request.input_ids.shape[1] - 1, config)
+    gamma, max_gamma = _within_length(gamma, longest, max_length - request.input_ids.shape[1] - 1, config)
     rows = RaggedRows(
         request.input_ids, max_length, max_gamma, criteria.eos_ids, _compat.pad_token_id(config), temperatures
     )
@@ -168,13 +191,19 @@ def plan(request: Request) -> Plan:
         max_gamma=max_gamma,
         processor=BlockProcessor(request.processors),
         random_source=_random_source(request),
+        rule=rule,
     )
     engine, stops, wants = parts.engine(), StopTracker(rows, criteria), wanted_results(request)
+    if engine.rule is None and (threshold or named == CONFIDENCE):
+        logger.warning_once(
+            f"every round drafts {gamma} tokens, and the confidence of the draft model has no effect: "
+            + ("compiled rounds have a constant length." if rule else f"{verifier!r} does not allow early stops.")
+        )
     indexes_rows = parts.keep_rows or parts.processor.reads_prefix or stops.criteria
     return Plan(
         engine=engine,
-        gamma=gamma,
-        schedule=_schedule(request, engine, gamma, max_gamma) if is_adaptive else None,
+        gamma=gamma if engine.rule is None else max_gamma,
+        schedule=_schedule(request, engine, gamma, max_gamma) if schedule == ADAPTIVE else None,
         stops=stops,
         recorder=Recorder(rows.prompt_length, request.streamer, wants, verifier.strictness_per_row()),
         may_compact=not (indexes_rows or wants - {"records"}),
@@ -189,20 +218,29 @@ def _random_source(request: Request) -> RandomSource | None:
     return RandomSource() if request.random_source is None else request.random_source
 
 
-def _schedules(request: Request) -> list[str | None]:
-    """Return the schedules named by the call and by the draft model, which upstream reads as well."""
-    configs = [request.config]
-    if request.assistant_model is not None:
-        configs.append(request.assistant_model.generation_config)
-    return [_compat.config_entry(each, "num_assistant_tokens_schedule") for each in configs]
+def _stopping_setting(request: Request, name: str):
+    """Return a setting of the call, else of the draft model's generation config; None if neither sets it."""
+    assistant = request.assistant_model
+    of_draft = None if assistant is None else _compat.config_entry(assistant.generation_config, name)
+    sources = getattr(request, name), _compat.explicit_entry(request.config, name), of_draft
+    return next((value for value in sources if value is not None), None)
 
 
-def _within_length(gamma: int, is_adaptive: bool, remaining: int, config: GenerationConfig) -> tuple[int, int]:
+def _rule(request: Request, schedule: str, threshold: float | None) -> StoppingRule | None:
+    """Return the rule that ends draft blocks early: the threshold's if there is one, else the schedule's."""
+    if threshold:
+        return ThresholdRule(threshold)
+    if schedule == ADAPTIVE:
+        return ConfidenceRule(_recall_drawn(request, ConfidenceFit))
+    return ConfidenceRule(ConfidenceFit()) if schedule == CONFIDENCE else None
+
+
+def _within_length(gamma: int, longest: int, remaining: int, config: GenerationConfig) -> tuple[int, int]:
     """Return gamma of the first rounds and its maximum, for rows that can still emit `remaining` + 1 tokens."""
     remaining = max(remaining, 1)
     if config.cache_implementation == "static":
         remaining = gamma_for(remaining)  # rounded, so that static rounds of few different lengths are compiled
-    max_gamma = min(max(gamma, MAX_GAMMA) if is_adaptive else gamma, remaining)
+    max_gamma = min(longest, remaining)
     return min(gamma, max_gamma), max_gamma
 
 
@@ -227,22 +265,36 @@ def _context(request: Request, draft: PreTrainedModel | None, temperatures: torc
 
 def _schedule(request: Request, engine: Engine, gamma: int, max_gamma: int) -> AdaptiveSchedule:
     """Return the adaptive schedule, which reuses measurements of earlier calls with the same models."""
-    target, config, assistant = model_facts.base_model(request.model), request.config, request.assistant_model
-    # Without a draft model, the target may be a shallow copy for this call, which shares the model's modules.
-    pair = [target.get_input_embeddings()] * 2 if assistant is None else [target, model_facts.base_model(assistant)]
-    sources = config.prompt_lookup_num_tokens, config.assistant_early_exit
     device = engine.rows.ids.device
-    running = str(device), torch.get_num_threads(), engine.report()["engine"], *sources
-    drawing = repr(engine.verifier), config.temperature if config.do_sample else 0.0, *sources
+    running = str(device), torch.get_num_threads(), engine.report()["engine"], *_sources(request.config)
     return AdaptiveSchedule(
         gamma,
         max_gamma,
         engine.rows,
         engine.ready,
-        times_for=lambda count: recall(*pair, RoundTimes, *running, size_for(count)),
-        survival=recall(*pair, Survival, *drawing),
+        times_for=lambda count: recall(*_pair(request), RoundTimes, *running, size_for(count)),
+        survival=_recall_drawn(request, Survival),
         clock=clock_for(device),
+        rule=engine.rule if isinstance(engine.rule, ConfidenceRule) else None,
     )
+
+
+def _pair(request: Request) -> list[nn.Module]:
+    """Return the modules that measurements belong to."""
+    target = model_facts.base_model(request.model)
+    if request.assistant_model is None:  # the target may be a shallow copy for this call, which shares its modules
+        return [target.get_input_embeddings()] * 2
+    return [target, model_facts.base_model(request.assistant_model)]
+
+
+def _sources(config: GenerationConfig) -> tuple[int | None, int | None]:
+    return config.prompt_lookup_num_tokens, config.assistant_early_exit
+
+
+def _recall_drawn(request: Request, make: Callable[[], Kept]) -> Kept:
+    """Return measurements of acceptance, which do not depend on the machine."""
+    temperature = request.config.temperature if request.config.do_sample else 0.0
+    return recall(*_pair(request), make, repr(request.verifier), temperature, *_sources(request.config))
 
 
 def row_temperatures(
@@ -267,7 +319,11 @@ def row_temperatures(
 
 
 def draft_length(
-    config: GenerationConfig, num_assistant_tokens: int | None, verifier: Verifier, draft: PreTrainedModel | None
+    config: GenerationConfig,
+    num_assistant_tokens: int | None,
+    verifier: Verifier,
+    draft: PreTrainedModel | None,
+    default: int = DEFAULT_NUM_ASSISTANT_TOKENS,
 ) -> int:
     """Return gamma from the call, the verifier or the draft model's generation config, in this order."""
     looked_up = config.prompt_lookup_num_tokens
@@ -277,9 +333,9 @@ def draft_length(
             f"num_assistant_tokens={num_assistant_tokens} differs from it; pass only the first."
         )
     of_draft = None if draft is None else _compat.config_entry(draft.generation_config, "num_assistant_tokens")
-    of_call = (looked_up, num_assistant_tokens, _compat.explicit_draft_length(config))
+    of_call = (looked_up, num_assistant_tokens, _compat.explicit_entry(config, "num_assistant_tokens"))
     chosen = (*of_call, verifier.num_assistant_tokens, of_draft)
-    gamma = next((count for count in chosen if count is not None), DEFAULT_NUM_ASSISTANT_TOKENS)
+    gamma = next((count for count in chosen if count is not None), default)
     if not checks.is_count(gamma):
         raise ValueError(f"num_assistant_tokens must be an integer >= 1, got {gamma!r}; 3 to 8 suit most pairs.")
     return gamma

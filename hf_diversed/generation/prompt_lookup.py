@@ -27,6 +27,7 @@ class PromptLookupDrafter:
     """
 
     num_forwards = 0
+    rule = None  # there are no probabilities of a draft model
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class PromptLookupDrafter:
     def prefill(self, chunk_size: int | None = None) -> None:
         """Do nothing: there is no cache to fill."""
 
-    def rewind(self, fully_accepted: bool) -> None:
+    def rewind(self, width: int, accepted: list[int]) -> None:
         """Do nothing: there is no cache to rewind."""
 
     def keep(self, rows: torch.Tensor) -> None:

@@ -24,6 +24,8 @@ from hf_diversed.verifiers import DiversedVerifier, Verifier, build_verifier
 
 # Sources of draft tokens other than a draft model.
 DRAFT_MODES = ("prompt_lookup_num_tokens", "assistant_early_exit")
+# Settings of the length of draft blocks, besides the number of draft tokens.
+STOPPING_SETTINGS = ("num_assistant_tokens_schedule", "assistant_confidence_threshold")
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +44,8 @@ class Request:
     config: GenerationConfig
     model_kwargs: dict[str, Any]
     num_assistant_tokens: int | None
+    num_assistant_tokens_schedule: str | None
+    assistant_confidence_threshold: float | None
     output_token_records: bool
     streamer: BaseStreamer | None
     temperatures: list[float] | torch.Tensor | None

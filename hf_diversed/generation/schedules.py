@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import torch
 
 from hf_diversed.blocks import DraftOutput
+from hf_diversed.generation.confidence import ConfidenceRule
 from hf_diversed.generation.measurements import RoundTimes, Survival
 from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.theory import best_gamma
 from hf_diversed.verifiers.base import VerifierState
 
 
-ADAPTIVE = "adaptive"  # value of `num_assistant_tokens_schedule`
 MAX_GAMMA = 16  # draft tokens per round, unless the call sets a larger number
 # The fit of round times needs different values: alternating in the first rounds, then occasionally.
 _EXPLORE = 18  # rounds
@@ -30,12 +30,14 @@ class AdaptiveSchedule:
     The time of a round does not depend on which rows accept draft tokens, so the mean number of accepted tokens
     decides. Other values are tried until at least two have been timed, and occasionally later.
 
+    With `rule`, it chooses the maximum draft length, and the rule ends blocks earlier, at the measured cost.
+
     Attributes:
         start: draft length until enough rounds have been measured. max_gamma: maximum draft length.
         ready: whether a round with a given gamma can start without compilation; only such values are chosen, and
             `start` and 0.
         times_for: returns the measured times for a number of rows. survival: acceptance by position.
-        clock: returns seconds.
+        clock: returns seconds. rule: ends draft blocks early; None if rounds have the chosen length.
     """
 
     start: int
@@ -45,6 +47,7 @@ class AdaptiveSchedule:
     times_for: Callable[[int], RoundTimes]
     survival: Survival
     clock: Callable[[], float]
+    rule: ConfidenceRule | None = None
     _gamma: int = field(default=0, init=False)  # of the last round
     _stopped: bool = field(default=False, init=False)  # the last round had no draft tokens, as they do not pay
     _limits: list[int] = field(default_factory=list, init=False)
@@ -71,12 +74,15 @@ class AdaptiveSchedule:
 
     def _choose(self, gammas: list[int], times: RoundTimes) -> int:
         costs, best, self._stopped = times.costs, self.start, False
+        if self.rule is not None and costs is not None:
+            self.rule.cost = costs.draft
         explores = costs is None or times.num_rounds < _EXPLORE
         if costs is not None and not explores and not self.survival.is_new:
             best, speedup = best_gamma(self._useful(), costs, [gamma for gamma in gammas if gamma])
             if speedup <= 1.0:
                 self._stopped = not times.may_probe
                 return 0 if self._stopped else best
+            best = best if self.rule is None else max(gammas)
         if not explores and times.num_rounds % _TRY_ANOTHER_EVERY:
             return best
         others = neighbours(best, [gamma for gamma in gammas if gamma <= max(self._limits)])

@@ -30,6 +30,8 @@ class Verifier:
             recompilation.
         state_width: number of state values per row, kept between rounds.
         num_assistant_tokens: default number of draft tokens per round, used if the caller sets none.
+        allows_early_stop: whether the length of a draft block may depend on its draft tokens. False if a shorter block
+            is verified more permissively; every block then has `num_assistant_tokens` draft tokens.
         needs_check: whether the first verdict of each call is validated; True for classes outside this package.
     """
 
@@ -42,6 +44,7 @@ class Verifier:
     has_emitted_probs = False
     state_width = 0
     num_assistant_tokens: int | None = None
+    allows_early_stop = True
     needs_check = False
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -183,6 +186,7 @@ class CompositeVerifier(Verifier):
         self._parts = parts
         for name in ("needs_raw_logits", "needs_draft_confidence", "needs_input_ids", "needs_check", "greedy_only"):
             setattr(self, name, any(getattr(part, name) for part in parts))
+        self.allows_early_stop = all(part.allows_early_stop for part in parts)
         states = [part.needs_hidden_states for part in parts]
         self.needs_hidden_states = True in states or next(filter(None, states), False)
         self.num_assistant_tokens = next(

@@ -19,6 +19,7 @@ class FLyVerifier(Verifier):
     Args:
         entropy_threshold: at least 0, `fly_entropy_threshold`.
         window_size: at least 1, `fly_window_size`. None is the number of draft tokens after the first one, at most 6.
+            A block that ends early would then have a smaller window and forgive more, so its length is constant.
         top_k: at least 1, `fly_entropy_top_k`.
     """
 
@@ -30,6 +31,10 @@ class FLyVerifier(Verifier):
         )
         self.window_size = None if window_size is None else check_count("window_size", window_size)
         self.top_k = check_count("top_k", top_k)
+
+    @property
+    def allows_early_stop(self) -> bool:  # type: ignore[override]
+        return self.window_size is not None
 
     def __call__(
         self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None

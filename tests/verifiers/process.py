@@ -20,6 +20,7 @@ from hf_diversed.verifiers import Verifier
 VOCAB = 3
 Tokens = tuple[int, ...]
 Distribution = Callable[["Tables", Tokens], torch.Tensor]
+Stop = Callable[["Tables", Tokens, Tokens], bool]  # whether a block ends after some draft tokens, given its prefix
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,30 @@ class Block:
         return float(self.chances @ (self.kept() @ counts))
 
 
-def judge(verifier: Verifier, tables: Tables, prefix: Tokens, gamma: int, state: torch.Tensor | None = None) -> Block:
-    """Verify every possible block of `gamma` draft tokens after `prefix`, which starts with a prompt token."""
-    paths = list(itertools.product(range(VOCAB), repeat=gamma))
+def drafted_paths(tables: Tables, prefix: Tokens, gamma: int, stop: Stop | None) -> dict[int, list[Tokens]]:
+    """Return every block of at most `gamma` draft tokens that ends where `stop` says so, by length."""
+    found: dict[int, list[Tokens]] = defaultdict(list)
+    open_paths: list[Tokens] = [()]
+    while open_paths:
+        longer = [(*path, token) for path in open_paths for token in range(VOCAB)]
+        ends = [len(path) == gamma or (stop is not None and stop(tables, prefix, path)) for path in longer]
+        for path, end in zip(longer, ends):
+            if end:
+                found[len(path)].append(path)
+        open_paths = [path for path, end in zip(longer, ends) if not end]
+    return found
+
+
+def judge(
+    verifier: Verifier,
+    tables: Tables,
+    prefix: Tokens,
+    gamma: int,
+    state: torch.Tensor | None = None,
+    paths: list[Tokens] | None = None,
+) -> Block:
+    """Verify blocks of `gamma` draft tokens after `prefix`, which starts with a prompt token; all unless `paths`."""
+    paths = drafted_paths(tables, prefix, gamma, None)[gamma] if paths is None else paths
     q = torch.stack([torch.stack([tables.scores(1, prefix + x[:i]) for i in range(gamma)]) for x in paths])
     p = torch.stack([torch.stack([tables.scores(0, prefix + x[:i]) for i in range(gamma + 1)]) for x in paths])
     tokens = torch.tensor(paths)
@@ -97,13 +119,22 @@ def rounds(
     state: torch.Tensor | None,
     bonus: Distribution,
     weighted: bool = False,
+    stop: Stop | None = None,
 ) -> Iterator[tuple[Tokens, float, torch.Tensor | None]]:
     """Yield every outcome of one round: new tokens, probability (times importance weight) and new state."""
     if gamma == 0:
         for token, share in enumerate(bonus(tables, prefix).tolist()):
             yield (token,), share, state
         return
-    block = judge(verifier, tables, prefix, gamma, state)
+    for length, paths in drafted_paths(tables, prefix, gamma, stop).items():
+        block = judge(verifier, tables, prefix, length, state, paths)
+        yield from outcomes(block, tables, prefix, length, bonus, weighted)
+
+
+def outcomes(
+    block: Block, tables: Tables, prefix: Tokens, gamma: int, bonus: Distribution, weighted: bool
+) -> Iterator[tuple[Tokens, float, torch.Tensor | None]]:
+    """Yield every outcome of blocks of `gamma` draft tokens, see `rounds`."""
     kept = block.kept()
     for count in range(gamma + 1):
         if count < gamma:
@@ -130,6 +161,7 @@ def process_probs(
     prefix: Tokens = (0,),
     bonus: Distribution = Tables.p,
     weighted: bool = False,
+    stop: Stop | None = None,
 ) -> dict[Tokens, float]:
     """Return the distribution of `length` tokens after `prefix`.
 
@@ -146,7 +178,7 @@ def process_probs(
             total[here[len(prefix) :]] += chance
             continue
         for added, share, state in rounds(
-            verifier, tables, here, min(gamma, left - 1), memories[key], bonus, weighted
+            verifier, tables, here, min(gamma, left - 1), memories[key], bonus, weighted, stop
         ):
             name = None if state is None else tuple(state.flatten().tolist())
             memories[name] = state

@@ -1,0 +1,256 @@
+"""Draft blocks whose length depends on their draft tokens: what each verifier guarantees, by enumeration."""
+
+import itertools
+from dataclasses import replace
+from functools import cache, partial
+
+import pytest
+import torch
+
+from hf_diversed.generation.confidence import ConfidenceRule, ThresholdRule
+from hf_diversed.generation.measurements import ConfidenceFit
+from hf_diversed.verifiers import (
+    BlockVerifier,
+    DiversedVerifier,
+    FLyVerifier,
+    LosslessVerifier,
+    PhaseVerifier,
+    RegretBudgetVerifier,
+    StaticEnsembleVerifier,
+    Verifier,
+    build_verifier,
+)
+from tests.verifier_cases import make_block
+from tests.verifiers.process import (
+    VOCAB,
+    Stop,
+    Tables,
+    Tokens,
+    distance,
+    drafted_paths,
+    judge,
+    outcomes,
+    process_probs,
+    product_probs,
+)
+from tests.verifiers.test_block_weights import PREFIX, block_head, bound
+
+
+ROUNDING = 1e-6
+SEEDS = range(3)
+GAMMA, LENGTH = 3, 4
+
+
+def arbitrary(tables: Tables, prefix: Tokens, path: Tokens) -> bool:
+    """Stop by chance, but fixed per path: any function of the draft tokens so far."""
+    return hash((tables.seed, prefix, path)) % 2 == 0
+
+
+def by_rule(make, tables: Tables, prefix: Tokens, path: Tokens) -> bool:
+    """Stop as the drafter does with the rule that `make` returns."""
+    rule = make()
+    rule.begin([GAMMA + 1])
+    for count, token in enumerate(path):
+        scores = tables.scores(1, prefix + path[:count])
+        stops = rule.stops(rule.measure(scores[None], torch.tensor([token])).tolist())
+    return stops
+
+
+STOPS: dict[str, Stop] = {
+    "arbitrary": arbitrary,
+    "confidence": partial(by_rule, lambda: ConfidenceRule(ConfidenceFit(), cost=0.4)),
+    "threshold": partial(by_rule, lambda: ThresholdRule(0.4)),
+}
+every_stop = pytest.mark.parametrize("stop", STOPS.values(), ids=STOPS)
+
+
+def lengths(stop: Stop, gamma: int = GAMMA) -> set[int]:
+    return {length for seed in SEEDS for length in drafted_paths(Tables(seed), PREFIX, gamma, stop)}
+
+
+@every_stop
+def test_the_rules_end_blocks_at_different_lengths(stop: Stop):
+    """Catches tests below in which no block ends early."""
+    assert lengths(stop) == set(range(1, GAMMA + 1))
+
+
+def small_head(**config) -> DiversedVerifier:
+    """A verifier with a head that reads the distributions, per position or per token."""
+    head = block_head(lookahead=0, target_after=False)
+    return DiversedVerifier(head, **config)
+
+
+POSITIONS = {
+    **{spec: partial(build_verifier, spec) for spec in (
+        *("lossless", "static:0.4", "lenience:0.3", "lossy:0.5", "spec_cascade:token_v3:0.5", "spec_cascade:chow:0.4"),
+        *("fuzzy:0.05", "contrastive", "cactus:0.3", "typical:0.3:0.6", "top_k_relaxed:2:0.3"),
+        *("block", "block:static:0.4"),
+    )},
+    "head": small_head,
+    "head, max_bias": partial(small_head, strictness=0.1, max_bias=0.1),
+    "head, max_ratio": partial(small_head, strictness=0.1, max_ratio=2.0),
+    "block of a head": lambda: BlockVerifier(small_head()),
+    "phase": lambda: PhaseVerifier(StaticEnsembleVerifier(0.3), LosslessVerifier(), begin=1, end=2),
+}  # fmt: skip
+
+
+@cache
+def emitted(verifier: Verifier, tables: Tables, prefix: Tokens) -> torch.Tensor:
+    """Return the distribution that a block of one draft token emits at its draft position."""
+    v = torch.zeros(VOCAB).double()
+    for tokens, chance in process_probs(verifier, tables, 1, 2, prefix).items():
+        v[tokens[0]] += chance
+    return v
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+@every_stop
+def test_every_draft_position_emits_the_same_distribution(name: str, stop: Stop):
+    """Catches acceptance or a residual that depends on where the block ends. The bonus token follows v here, which
+    only enumeration can do, so every token of a sequence must follow v, whatever ended the blocks."""
+    verifier = POSITIONS[name]()
+    assert verifier.allows_early_stop
+    for seed in SEEDS:
+        tables = Tables(seed)
+        v = partial(emitted, verifier)
+        found = process_probs(verifier, tables, GAMMA, LENGTH, bonus=v, stop=stop)
+        assert distance(found, product_probs(v, tables, LENGTH)) < ROUNDING
+
+
+@pytest.mark.parametrize("spec", ["static:0.4", "fuzzy:0.05", "block:static:0.4"])
+@every_stop
+def test_importance_weights_stay_exact(spec: str, stop: Stop):
+    """Catches log-probabilities of the records for the distribution of a block of another length."""
+    for seed in SEEDS:
+        found = process_probs(build_verifier(spec), Tables(seed), GAMMA, LENGTH, weighted=True, stop=stop)
+        assert distance(found, product_probs(Tables.p, Tables(seed), LENGTH)) < 1e-5
+
+
+def joint_paths(tables: tuple[Tables, Tables], stop: Stop, gamma: int) -> list[tuple[Tokens, Tokens]]:
+    """Return the blocks of two rows, of one length that depends on the draft tokens of both."""
+    found, open_pairs = [], [((), ())]
+    while open_pairs:
+        longer = [((*a, x), (*b, y)) for a, b in open_pairs for x in range(VOCAB) for y in range(VOCAB)]
+        open_pairs = []
+        for a, b in longer:
+            ends = len(a) == gamma or stop(tables[0], a, b)
+            (found if ends else open_pairs).append((a, b))
+    return found
+
+
+@pytest.mark.parametrize("verifier", [LosslessVerifier(), BlockVerifier()], ids=repr)
+def test_rows_of_a_batch_stay_independent(verifier: Verifier):
+    """Catches a row whose distribution depends on another row that ends the block of both."""
+
+    def row(tables: Tables, path: Tokens) -> dict[Tokens, float]:
+        """The distribution of the first two tokens that a row emits with a block, times the block's probability."""
+        block, found = judge(verifier, tables, PREFIX, len(path), paths=[path]), {}
+        for tokens, chance, _ in outcomes(block, tables, PREFIX, len(path), Tables.p, weighted=False):
+            rest = product_probs(Tables.p, tables, max(2 - len(tokens), 0), PREFIX + tokens)
+            for tail, share in rest.items():
+                key = (tokens + tail)[:2]
+                found[key] = found.get(key, 0.0) + chance * share
+        return found
+
+    for seed in SEEDS:
+        tables, found = (Tables(seed), Tables(seed + 10)), {}
+        pairs = joint_paths(tables, arbitrary, GAMMA)
+        assert {len(a) for a, _ in pairs} == set(range(1, GAMMA + 1))
+        for a, b in pairs:
+            for (x, share), (y, other) in itertools.product(row(tables[0], a).items(), row(tables[1], b).items()):
+                found[x + y] = found.get(x + y, 0.0) + share * other
+        singles = [product_probs(Tables.p, each, 2) for each in tables]
+        expected = {x + y: s * t for (x, s), (y, t) in itertools.product(singles[0].items(), singles[1].items())}
+        assert distance(found, expected) < ROUNDING
+
+
+@pytest.mark.parametrize("budget", [0.0, 0.05, 0.2, 0.6])
+@pytest.mark.parametrize(
+    "make",
+    {
+        "positions": lambda budget: StaticEnsembleVerifier(0.1, bias_budget=budget),
+        "tokens": lambda budget: small_head(strictness=0.1, bias_budget=budget),
+        "block": lambda budget: BlockVerifier(StaticEnsembleVerifier(0.1, bias_budget=budget)),
+    }.values(),
+    ids=["positions", "tokens", "block"],
+)
+@every_stop
+def test_budgets_bound_whole_sequences(make, budget: float, stop: Stop):
+    """Catches a budget that counts on a number of draft tokens per round."""
+    used = []
+    for seed in SEEDS:
+        tables, verifier = Tables(seed, 2.0), make(budget)
+        found = process_probs(verifier, tables, GAMMA, LENGTH, stop=stop)
+        used.append(distance(found, product_probs(Tables.p, tables, LENGTH)))
+    assert verifier.allows_early_stop
+    assert max(used) <= budget + ROUNDING
+    assert max(used) >= 0.2 * budget
+
+
+@pytest.mark.parametrize("kind", [{}, {"target_after": False}, {"lookahead": 0}], ids=["both", "lookahead", "after"])
+@every_stop
+def test_heads_of_blocks_keep_their_bounds(kind: dict, stop: Stop):
+    """Catches probabilities of sequences outside of the products of min(p, q), max(p, q) and max_ratio p, and
+    strictness 1 that is not lossless. Acceptance depends on later draft tokens, of which a short block has fewer."""
+    free = DiversedVerifier(block_head(**kind), strictness=0.2)
+    capped = DiversedVerifier(block_head(**kind), strictness=0.2, max_ratio=1.5)
+    strict = DiversedVerifier(block_head(**kind), strictness=1.0)
+    assert free.allows_early_stop
+    for seed in SEEDS:
+        tables = Tables(seed)
+        for tokens, chance in process_probs(free, tables, GAMMA, LENGTH, stop=stop).items():
+            assert bound(torch.minimum, tables, tokens) - ROUNDING <= chance
+            assert chance <= bound(torch.maximum, tables, tokens) + ROUNDING
+        for tokens, chance in process_probs(capped, tables, GAMMA, LENGTH, stop=stop).items():
+            assert chance <= bound(lambda p, q: 1.5 * p, tables, tokens) + ROUNDING
+        found = process_probs(strict, tables, GAMMA, LENGTH, stop=stop)
+        assert distance(found, product_probs(Tables.p, tables, LENGTH)) < ROUNDING
+
+
+def reached(verifier: Verifier, sampled: bool, length: int) -> torch.Tensor:
+    """Return the probability of accepting the first 1, 2, ... draft tokens of blocks of `length`: `[B, length]`."""
+    draft, target = make_block(sampled=sampled, rows=40)
+    tokens = torch.randint(draft.scores.shape[-1], draft.tokens.shape, generator=torch.Generator().manual_seed(0))
+    tokens = torch.where(
+        torch.rand(tokens.shape, generator=torch.Generator().manual_seed(1)) < 0.6, draft.tokens, tokens
+    )
+    draft = replace(
+        draft, scores=draft.scores[:, :length], hidden=None, raw_logits=None, tokens=tokens[:, :length], active=None,
+        num_drafted=None,
+    )  # fmt: skip
+    target = replace(target, scores=target.scores[:, : length + 1], hidden=None, raw_logits=None)
+    return verifier(tokens, draft, target).accept_prob.cumprod(-1)
+
+
+def more_permissive(verifier: Verifier, sampled: bool = True) -> float:
+    """Return by how much a shorter block is more likely to accept the same draft tokens, at most."""
+    whole = reached(verifier, sampled, GAMMA)
+    return max(float((reached(verifier, sampled, n) - whole[:, :n]).max()) for n in range(1, GAMMA))
+
+
+def test_a_short_block_forgives_only_with_a_whole_window():
+    """Catches FLy without `window_size` in blocks that end early: its window shrinks with the block, so an early stop
+    would accept draft tokens that the whole block rejects. With `window_size`, a shorter block forgives less."""
+    for window in (1, 2):
+        assert FLyVerifier(0.1, window).allows_early_stop
+        assert more_permissive(FLyVerifier(0.1, window)) <= ROUNDING
+    assert not FLyVerifier(0.1).allows_early_stop
+    assert more_permissive(FLyVerifier(0.1)) > 0.1
+    assert not PhaseVerifier(FLyVerifier(), begin=1, end=2).allows_early_stop
+    assert PhaseVerifier(FLyVerifier(window_size=2), begin=1, end=2).allows_early_stop
+
+
+@every_stop
+def test_fly_without_forgiveness_is_lossless(stop: Stop):
+    verifier = FLyVerifier(float("inf"), 1)
+    for seed in SEEDS:
+        found = process_probs(verifier, Tables(seed), GAMMA, LENGTH, stop=stop)
+        assert distance(found, product_probs(Tables.p, Tables(seed), LENGTH)) < ROUNDING
+
+
+def test_a_short_block_allows_no_more_regret():
+    """Catches a regret limit that grows where a block ends early."""
+    for verifier in (RegretBudgetVerifier(2.0, 0.8, 2), RegretBudgetVerifier(9.0, 1.5), RegretBudgetVerifier(0.0)):
+        assert verifier.allows_early_stop
+        assert more_permissive(verifier, sampled=False) <= ROUNDING
+    assert reached(RegretBudgetVerifier(9.0, 1.5), False, GAMMA).mean() > 0.1
