@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from hf_diversed.verifiers import (
         VERIFIERS,
         BlockVerifier,
-        CactusVerifier,
         ContrastiveVerifier,
         DiversedVerifier,
         FLyVerifier,
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
 __all__ = [
     "VERIFIERS",
     "BlockVerifier",
-    "CactusVerifier",
     "ContrastiveVerifier",
     "DiversedHead",
     "DiversedHeadConfig",

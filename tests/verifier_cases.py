@@ -15,7 +15,6 @@ from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.verifiers import (
     BlockVerifier,
-    CactusVerifier,
     ContrastiveVerifier,
     DiversedVerifier,
     FLyVerifier,
@@ -132,20 +131,6 @@ def contrastive_probs(probs: Probs, beta: float, alpha: float) -> torch.Tensor:
     contrast = probs.p ** (1.0 + beta) * torch.maximum(probs.q, smallest) ** -beta
     plausible = (probs.p > 0.0) & (probs.p >= alpha * probs.p.amax(-1, keepdim=True))
     return F.normalize(contrast * plausible, p=1.0, dim=-1)
-
-
-def cactus_probs(probs: Probs, delta: float) -> torch.Tensor:
-    emitted = torch.zeros_like(probs.p)
-    for x in range(probs.p.shape[-1]):
-        p, q = probs.p[..., x], probs.q[..., x]
-        raised = (p + (2.0 * delta * p * (1.0 - p)).clamp_min(0.0).sqrt()).clamp_max(1.0)
-        conditioned = probs.p * torch.where(p < 1.0, (1.0 - raised) / (1.0 - p), 0.0)[..., None]
-        conditioned[..., x] = raised
-        surplus = (conditioned - probs.q).clamp_min(0.0)
-        surplus = torch.where(surplus.sum(-1, keepdim=True) > 0.0, surplus, probs.p)
-        emitted[..., x] += torch.minimum(q, raised)
-        emitted += (q - raised).clamp_min(0.0)[..., None] * F.normalize(surplus, p=1.0, dim=-1)
-    return emitted
 
 
 def gated_probs(probs: Probs, gate: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -329,18 +314,6 @@ def _contrastive(beta: float, alpha: float) -> VerifierCase:
     )
 
 
-def _cactus(delta: float) -> VerifierCase:
-    return VerifierCase(
-        f"cactus-{delta}",
-        "cactus",
-        partial(CactusVerifier, delta),
-        partial(cactus_probs, delta=delta),
-        partial(best, emitted=lossless_probs),
-        maximal=delta == 0.0,
-        agreeing=False,  # all draft tokens are accepted, but the emitted distribution is not p
-    )
-
-
 def _typical(epsilon: float, delta: float) -> VerifierCase:
     setting = {"epsilon": epsilon, "delta": delta}
     return VerifierCase(
@@ -429,9 +402,6 @@ VERIFIER_CASES = [
     _contrastive(0.5, 0.1),
     _contrastive(0.1, 0.0),
     _contrastive(0.0, 1.0),
-    _cactus(0.0),
-    _cactus(0.1),
-    _cactus(10.0),
     _typical(0.09, 0.3),
     _typical(0.3, 0.6),
     _top_k_relaxed(1, 0.0),

@@ -213,6 +213,18 @@ def pair() -> dict[str, Table]:
             "{n} held-out prompts, the smaller number for code, with 2 (math), 3 (summary) and 1 (code) samples each; "
             "temperature 1, 5 draft tokens per round, 95% intervals clustered by prompt.",
         ),
+        "contrastive": Table(
+            "temperature 1",
+            methods("", "lossless", "lenience:0.3", "lenience:0.1", "contrastive:0.1:0.1", "contrastive:0.5:0.1"),
+            by_task(*((task, f"verifiers-{task}", task, metric) for task, metric in names.items())),
+            "Embedded pair, {n} held-out prompts, 5 draft tokens per round; 95% intervals clustered by prompt.",
+        ),
+        "regret": Table(
+            "temperature 0",
+            methods("", "lossless", "lenience:0.3", "lenience:0.1", "regret_budget:2.0625", "regret_budget:8"),
+            by_task(*((task, f"verifiers-{task}-t0", task, metric) for task, metric in names.items())),
+            "Embedded pair, {n} held-out prompts, 5 draft tokens per round; 95% intervals clustered by prompt.",
+        ),
         "transfer": Table(
             "trained on",
             methods("transfer", *TASKS),

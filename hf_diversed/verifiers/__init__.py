@@ -7,7 +7,6 @@ from hf_diversed.formatting import did_you_mean
 from hf_diversed.method_names import DIVERSED, MethodName
 from hf_diversed.verifiers.base import DistributionVerifier, Verifier
 from hf_diversed.verifiers.block import BlockVerifier
-from hf_diversed.verifiers.cactus import CactusVerifier
 from hf_diversed.verifiers.contrastive import ContrastiveVerifier
 from hf_diversed.verifiers.diversed import DiversedVerifier
 from hf_diversed.verifiers.fly import FLyVerifier
@@ -32,7 +31,6 @@ VERIFIERS: dict[str, type[Verifier]] = {
     "spec_cascade": SpecCascadeVerifier,
     "fuzzy": FuzzyVerifier,
     "contrastive": ContrastiveVerifier,
-    "cactus": CactusVerifier,
     "typical": TypicalAcceptanceVerifier,
     "top_k_relaxed": TopKRelaxedVerifier,
     "regret_budget": RegretBudgetVerifier,
@@ -45,7 +43,7 @@ VERIFIERS: dict[str, type[Verifier]] = {
 # Example specifications of the verifiers that `build_verifier` supports.
 EXAMPLES = (
     *("lossless", "static:0.7", "static:0.3", "lenience:0.3", "lossy:0.5", "spec_cascade:token_v3:0.5"),
-    *("fuzzy:0.2:js", "contrastive:0.5:0.1", "cactus:0.25", "typical", "top_k_relaxed:10:0.6", "fly:0.3:2"),
+    *("fuzzy:0.2:js", "contrastive:0.5:0.1", "typical", "top_k_relaxed:10:0.6", "fly:0.3:2"),
     *("block", "block:static:0.7", "regret_budget:2"),
 )
 
@@ -105,7 +103,6 @@ __all__ = [
     "EXAMPLES",
     "VERIFIERS",
     "BlockVerifier",
-    "CactusVerifier",
     "ContrastiveVerifier",
     "DistributionVerifier",
     "DiversedVerifier",

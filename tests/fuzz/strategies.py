@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from hf_diversed import (
     BlockVerifier,
-    CactusVerifier,
     ContrastiveVerifier,
     DiversedHead,
     DiversedHeadConfig,
@@ -119,7 +118,6 @@ _WITH_EMITTED_PROBS = st.one_of(
 _TOKENWISE = _WITH_EMITTED_PROBS | st.one_of(
     st.builds(LenientVerifier, st.floats(0.01, 1.0)),
     _lossy(),
-    st.builds(CactusVerifier, st.floats(0.0, 3.0)),
     st.builds(TypicalAcceptanceVerifier, _unit, st.floats(0.0, 2.0)),
     st.builds(TopKRelaxedVerifier, st.integers(1, 6), _unit),
     st.builds(FLyVerifier, st.floats(0.0, 1.5), st.none() | st.integers(1, 4), st.integers(1, 5)),

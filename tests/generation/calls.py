@@ -21,7 +21,7 @@ from tests.tiny import ragged_batch, tiny_draft, tiny_head, tiny_model
 
 RULES = (
     *("lossless", "static:0.4", "lenience:0.3", "lossy:0.5", "spec_cascade:token_v3:0.3", "fuzzy:0.2", "contrastive"),
-    *("cactus:0.3", "typical:0.3:0.3", "top_k_relaxed:5:0.3", "regret_budget:2", "fly:0.3:1", "block:static:0.5"),
+    *("typical:0.3:0.3", "top_k_relaxed:5:0.3", "regret_budget:2", "fly:0.3:1", "block:static:0.5"),
     *("head", "hidden head", "budget", "phase"),
 )
 EXTRAS = {

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from hf_diversed.verifiers import (
-    CactusVerifier,
     ContrastiveVerifier,
     FuzzyVerifier,
     LenientVerifier,
@@ -36,7 +35,6 @@ from tests.verifier_cases import make_block
         (lambda: FuzzyVerifier(0.1, "renyi"), "`divergence` must be one of kl, reverse_kl, js, tv, got 'renyi'"),
         (lambda: ContrastiveVerifier(-1.0), r"`beta` must lie in \[0, 1000\], got -1.0"),
         (lambda: ContrastiveVerifier(0.5, 2), r"`alpha` must lie in \[0, 1\], got 2"),
-        (lambda: CactusVerifier(-0.1), r"`delta` must lie in \[0, 1000\], got -0.1"),
         (lambda: TypicalAcceptanceVerifier(1.1), r"`epsilon` must lie in \[0, 1\], got 1.1"),
         (lambda: TypicalAcceptanceVerifier(delta=-1), r"`delta` must lie in \[0, inf\], got -1"),
         (lambda: TopKRelaxedVerifier(0), "`top_k` must be an integer >= 1, got 0"),
@@ -69,7 +67,6 @@ def test_cascade_needs_raw_logits():
         ("lossy:0.3", "LossyVerifier(alpha=0.3, beta=None)"),
         ("fuzzy:0.2:kl:0.9", "FuzzyVerifier(threshold=0.2, divergence='kl', confidence=0.9)"),
         ("contrastive", "ContrastiveVerifier(beta=0.5, alpha=0.1)"),
-        ("cactus:0.1", "CactusVerifier(delta=0.1)"),
         ("typical", "TypicalAcceptanceVerifier(epsilon=0.09, delta=0.3)"),
         ("top_k_relaxed:10:0.6", "TopKRelaxedVerifier(top_k=10, delta=0.6)"),
         ("regret_budget:2", "RegretBudgetVerifier(budget=2.0, max_regret=inf, max_mismatches=None)"),
@@ -101,7 +98,6 @@ def test_builds_a_verifier_from_text(spec: str, expected: str):
         ("lossless:1", "verifier 'lossless:1' has wrong parameters"),
         ("static:nan", "must lie in"),
         ("lenience:nan", "must lie in"),
-        ("cactus:inf", "must lie in"),
         ("contrastive:inf", "must lie in"),
         ("static:2", r"`weight` must lie in \[0, 1\], got 2.0"),
         ("phase:static:0.7", "verifier 'phase:static:0.7' cannot be built from text"),

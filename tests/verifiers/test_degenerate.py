@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.verifiers import (
-    CactusVerifier,
     ContrastiveVerifier,
     DiversedVerifier,
     FuzzyVerifier,
@@ -68,7 +67,6 @@ LOSSLESS = {
     "lossy-1": lambda: LossyVerifier(0.0, 1.0),
     "fuzzy": lambda: FuzzyVerifier(0.0),
     "contrastive": lambda: ContrastiveVerifier(0.0, 0.0),
-    "cactus": lambda: CactusVerifier(0.0),
     "bias_budget": lambda: StaticEnsembleVerifier(0.0, bias_budget=0.0),
 }
 PERMISSIVE = {

@@ -83,7 +83,7 @@ def small_head(**config) -> DiversedVerifier:
 POSITIONS = {
     **{spec: partial(build_verifier, spec) for spec in (
         *("lossless", "static:0.4", "lenience:0.3", "lossy:0.5", "spec_cascade:token_v3:0.5", "spec_cascade:chow:0.4"),
-        *("fuzzy:0.05", "contrastive", "cactus:0.3", "typical:0.3:0.6", "top_k_relaxed:2:0.3"),
+        *("fuzzy:0.05", "contrastive", "typical:0.3:0.6", "top_k_relaxed:2:0.3"),
         *("block", "block:static:0.4"),
     )},
     "head": small_head,

@@ -32,7 +32,6 @@ SPELLED = [
     "lossy:0.4",
     "fuzzy:0.05",
     "contrastive:0.5:0.1",
-    "cactus:0.5",
     "typical:0.3:0.6",
     "top_k_relaxed:3:0.3",
 ]
