@@ -1,0 +1,298 @@
+"""Time ways to choose the number of draft tokens, and replay them on recorded rounds.
+
+    python -m benchmarks.draft_lengths --output draft-lengths.json                     # embedded pair, one thread
+    python -m benchmarks.draft_lengths --target qwen-coder-1.5b --draft qwen-coder-0.5b --packed --threads 2 \\
+        --data gsm8k=gsm8k_train_7473.jsonl,mbpp=mbpp_974.jsonl --output draft-lengths.json
+    python -m benchmarks.draft_lengths --replay ...                                          # needs no idle machine
+
+Batch size 1, eager. Each prompt is decoded with every method before the next one; the first method changes. Ratios are
+of tokens per second of wall time on the same prompt: their median and quartiles. A method is `target`; `upstream`,
+transformers' assisted generation with its defaults; `upstream:5`, 5 draft tokens in every round; or a verifier with a
+constant length or a schedule, as `lossless:5` and `lenience:0.3:confidence`. Finished prompts are kept next to the
+output, so an interrupted run continues.
+
+`--replay` decodes the prompts with blocks of 8 draft tokens, and computes from the acceptance probabilities the tokens
+per target-forward time of every constant length and of stopping by confidence, for each `--costs`, the time of a draft
+token in target forwards. Verifiers that accept draft tokens independently given the block are supported.
+"""
+
+import argparse
+import copy
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from benchmarks import packaged
+from benchmarks.real_pair import chosen_records, pack_linear_layers
+from benchmarks.turns import spread
+from hf_diversed.blocks import DraftOutput, Verdict
+from hf_diversed.cli.models import load_pair
+from hf_diversed.files import read_lines, write_json
+from hf_diversed.generation.confidence import ConfidenceRule
+from hf_diversed.generation.measurements import ConfidenceFit
+from hf_diversed.harness.decode import timed_call
+from hf_diversed.harness.pair import Pair
+from hf_diversed.harness.prompts import encode
+from hf_diversed.provenance import data_digest, provenance
+from hf_diversed.tasks import PromptedTask, get_task, load_records
+from hf_diversed.verifiers import build_verifier
+
+
+EMBEDDED = ("math", "summary", "code")
+TARGET, UPSTREAM = "target", "upstream"
+SCHEDULES = ("confidence", "adaptive")
+WIDTH = 8  # draft tokens of a recorded block
+
+
+class Block(NamedTuple):
+    """A recorded block of draft tokens: largest probability of q, and acceptance probability, by position."""
+
+    confidence: list[float]
+    acceptance: list[float]
+
+
+def main() -> None:
+    arguments = _arguments()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    torch.set_num_threads(arguments.threads)
+    chat = arguments.target is not None
+    names = (name and packaged.resolve(name) for name in (arguments.target, arguments.draft))
+    pair = load_pair(*names, "cpu", chat=chat, dtype=arguments.dtype if chat else None)
+    for model in (pair.target, pair.draft) if arguments.packed else ():
+        pack_linear_layers(model)
+    records: list[dict[str, Any]] = []
+    for task in arguments.data if chat else EMBEDDED:
+        prompts = _prompts(pair, task, arguments)
+        study = replay if arguments.replay else time_methods
+        for record in study(pair, task, prompts, arguments):
+            records.append({"task": task, "n": len(prompts) - 1} | record)
+            print(json.dumps(records[-1]), flush=True)
+    settings = {name: getattr(arguments, name) for name in ("temperature", "max_new_tokens", "threads", "packed")}
+    write_json(arguments.output, settings | {"records": records, "provenance": provenance(arguments.seed, "cpu")})
+
+
+def _prompts(pair: Pair, name: str, arguments: argparse.Namespace) -> list[torch.Tensor]:
+    """Return the ids of the prompts, `[1, S]` each; the first one is for warming up."""
+    task = get_task(name, allow_code_execution=True)
+    if arguments.target is None:
+        records = load_records(task, "test", arguments.num_prompts + 1, arguments.seed)
+    else:
+        records = chosen_records(name, Path(arguments.data[name]))[: arguments.num_prompts + 1]
+    prompted = PromptedTask(task, pair.tokenizer, chat=arguments.target is not None)
+    texts = [prompted.prompt(record) for record in records]
+    return [torch.tensor([ids]) for ids in encode(pair.tokenizer, texts, add_special_tokens=arguments.target is None)]
+
+
+def time_methods(
+    pair: Pair, task: str, prompts: Sequence[torch.Tensor], arguments: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """Decode each prompt with all methods; yield one record per method."""
+    schedules = [*arguments.constant, *arguments.schedules]
+    methods = [TARGET, UPSTREAM, *(f"{UPSTREAM}:{gamma}" for gamma in arguments.constant)]
+    methods += [f"{verifier}:{schedule}" for verifier in arguments.verifiers for schedule in schedules]
+    settings = [arguments.temperature, arguments.max_new_tokens, arguments.threads, arguments.packed, arguments.seed]
+    digest = data_digest([settings, methods, [ids.tolist() for ids in prompts]])
+    path = arguments.output.with_suffix(f".{task}-{digest}.jsonl")
+    turns = read_lines(path) if path.exists() else []
+    for method in methods if len(turns) < len(prompts) - 1 else ():
+        _decode(pair, prompts[0], method, arguments)
+    with path.open("a") as file:
+        for turn in range(len(turns), len(prompts) - 1):
+            first = turn % len(methods)
+            calls = {
+                method: _decode(pair, prompts[turn + 1], method, arguments)
+                for method in methods[first:] + methods[:first]
+            }
+            turns.append(calls)
+            print(json.dumps(calls), file=file, flush=True)
+    yield from (_summary(turns, method) for method in methods)
+
+
+def _decode(pair: Pair, ids: torch.Tensor, method: str, arguments: argparse.Namespace) -> dict[str, float]:
+    """Decode one prompt; return new tokens, seconds, and the counters of a verifier."""
+    settings: dict[str, Any] = _sampling(arguments)
+    if method != TARGET:
+        settings["assistant_model"] = pair.draft
+    verifier, _, schedule = method.rpartition(":")
+    lengths: dict[str, Any] = {}
+    if schedule.isdecimal():
+        lengths = {"num_assistant_tokens": int(schedule), "num_assistant_tokens_schedule": "constant"}
+    elif schedule in SCHEDULES:
+        lengths = {"num_assistant_tokens_schedule": schedule}
+    if verifier == UPSTREAM:  # reads the lengths from the draft model
+        lengths["assistant_confidence_threshold"] = 0.0
+        settings["assistant_model"] = with_generation_config(pair.draft, lengths)
+    elif verifier:
+        settings |= {"verifier": verifier} | lengths
+    output, rows, seconds = timed_call(pair.target, arguments.seed, input_ids=ids, **settings)
+    found = {"tokens": len(rows[0]), "seconds": seconds}
+    if verifier and verifier != UPSTREAM:
+        stats = output.stats
+        found |= {"rounds": stats.num_rounds, "drafted": stats.num_drafted, "accepted": stats.num_accepted}
+    return found
+
+
+def with_generation_config(model: PreTrainedModel, changes: Mapping[str, Any]) -> PreTrainedModel:
+    """Return a view of a model that differs in entries of its generation config."""
+    view = copy.copy(model)
+    view.generation_config = copy.deepcopy(model.generation_config)
+    view.generation_config.update(**changes)
+    return view
+
+
+def _sampling(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return arguments of `generate`: samples from the full distribution, or greedy decoding at temperature 0."""
+    sampled = {"do_sample": True, "temperature": arguments.temperature, "top_k": 0, "top_p": 1.0}
+    chosen = (
+        sampled if arguments.temperature else {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
+    )
+    return chosen | {"max_new_tokens": arguments.max_new_tokens, "repetition_penalty": 1.0}
+
+
+def _summary(turns: Sequence[Mapping[str, Any]], method: str) -> dict[str, Any]:
+    """Return the tokens per second of a method, and paired ratios to the target, upstream and constant lengths."""
+    verifier = method.rpartition(":")[0]
+    best, upstream = _best_constant(turns, verifier), _best_constant(turns, UPSTREAM)
+    others = {"over_target": TARGET, "over_upstream": UPSTREAM, "over_upstream_constant": upstream}
+    others["over_best_constant"] = best
+    total = {name: sum(turn[method][name] for turn in turns) for name in turns[0][method]}
+    record: dict[str, Any] = {"method": method, "tokens_per_second": _rate(turns, method)}
+    for name, other in others.items():
+        if other is not None and other != method:
+            record[name] = spread([_rate([turn], method) / _rate([turn], other) for turn in turns])
+    if rounds := total.get("rounds"):
+        record |= {
+            "acceptance_rate": total["accepted"] / total["drafted"],
+            "tokens_per_round": total["tokens"] / rounds,
+        }
+        record["drafted_per_round"] = total["drafted"] / rounds
+    return record | ({"best_constant": best} if best else {})
+
+
+def _best_constant(turns: Sequence[Mapping[str, Any]], verifier: str) -> str | None:
+    """Return the method with the fastest constant length of a verifier or of upstream."""
+    constant = [name for name in turns[0] if name.rpartition(":")[0] == verifier and name[-1].isdecimal()]
+    return max(constant, key=lambda name: _rate(turns, name), default=None)
+
+
+def _rate(turns: Sequence[Mapping[str, Any]], method: str) -> float:
+    return sum(turn[method]["tokens"] for turn in turns) / sum(turn[method]["seconds"] for turn in turns)
+
+
+def replay(
+    pair: Pair, task: str, prompts: Sequence[torch.Tensor], arguments: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """Record blocks; yield the tokens per target-forward time of each verifier, cost and rule."""
+    for verifier in arguments.verifiers:
+        blocks = record_blocks(pair, prompts[1:], verifier, arguments)
+        for cost in arguments.costs:
+            constant = {gamma: replay_lengths(blocks, [gamma] * len(blocks), cost) for gamma in range(1, WIDTH + 1)}
+            best = max(constant, key=constant.__getitem__)
+            lengths = confident_lengths(blocks, cost)
+            stopping = replay_lengths(blocks, lengths, cost)
+            yield {
+                "method": verifier,
+                "cost": cost,
+                "blocks": len(blocks),
+                "best_constant": best,
+                "constant": constant[best],
+                "confidence": stopping,
+                "over_best_constant": stopping / constant[best],
+                "drafted_per_round": sum(lengths) / len(lengths),
+            }
+
+
+def record_blocks(
+    pair: Pair, prompts: Sequence[torch.Tensor], verifier: str, arguments: argparse.Namespace
+) -> list[Block]:
+    """Decode the prompts with blocks of `WIDTH` draft tokens; return those that the length limit did not shorten."""
+    inner, blocks = build_verifier(verifier), list[Block]()
+
+    class Recorder(type(inner)):  # type: ignore[misc]
+        """The verifier, which records its blocks."""
+
+        def __call__(self, input_ids: Any, draft: DraftOutput, *args: Any, **kwargs: Any) -> Verdict:
+            verdict = super().__call__(input_ids, draft, *args, **kwargs)
+            if draft.tokens.shape[1] == WIDTH and bool(draft.active.all()):
+                confidence = torch.softmax(draft.scores[0].float(), dim=-1).amax(dim=-1)
+                blocks.append(Block(confidence.tolist(), verdict.accept_prob[0].tolist()))
+            return verdict
+
+    inner.__class__ = Recorder
+    for ids in prompts:
+        timed_call(
+            pair.target,
+            arguments.seed,
+            input_ids=ids,
+            assistant_model=pair.draft,
+            verifier=inner,
+            num_assistant_tokens=WIDTH,
+            num_assistant_tokens_schedule="constant",
+            **_sampling(arguments),
+        )
+    return blocks
+
+
+def replay_lengths(blocks: Sequence[Block], lengths: Sequence[int], cost: float) -> float:
+    """Return the expected tokens per target-forward time of rounds with these numbers of draft tokens."""
+    tokens = 0.0
+    for block, length in zip(blocks, lengths):
+        alive = 1.0
+        for accepted in (1.0, *block.acceptance[:length]):
+            alive *= accepted
+            tokens += alive
+    return tokens / (len(blocks) + cost * sum(lengths))
+
+
+def confident_lengths(blocks: Sequence[Block], cost: float) -> list[int]:
+    """Return the lengths that stopping by confidence chooses, with an online fit to the sampled acceptances."""
+    rule, random, lengths = ConfidenceRule(ConfidenceFit(), cost), torch.Generator().manual_seed(0), list[int]()
+    for block in blocks:
+        rule.begin([WIDTH])
+        length = 1
+        while not rule.stops([block.confidence[length - 1]]) and length < WIDTH:
+            length += 1
+        accepted = torch.rand(length, generator=random) < torch.tensor(block.acceptance[:length])
+        rule.update([int(accepted.long().cumprod(0).sum())])
+        lengths.append(length)
+    return lengths
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--target", help="Hub id, folder or name in benchmarks.packaged; by default the embedded pair.")
+    add("--draft", help="The same for the draft model.")
+    add("--data", default={}, type=_files, help="Tasks and their JSON Lines files: gsm8k=FILE,mbpp=FILE.")
+    add("--output", required=True, type=Path)
+    add("--verifiers", default=["lossless", "lenience:0.3"], type=lambda text: text.split(","))
+    add("--constant", default=[2, 3, 5, 8], type=_numbers(int), help="Constant lengths.")
+    add("--schedules", default=SCHEDULES, type=lambda text: text.split(","), help="Schedules that are timed.")
+    add("--replay", action="store_true", help="Replay rules on recorded rounds instead of timing them.")
+    add("--costs", default=[0.15, 0.3, 0.43], type=_numbers(float), help="Costs of a draft token that are replayed.")
+    add("--num-prompts", default=12, type=int)
+    add("--max-new-tokens", default=96, type=int)
+    add("--temperature", default=1.0, type=float)
+    add("--threads", default=1, type=int)
+    add("--dtype", default="bfloat16", help="Of named models.")
+    add("--packed", action="store_true", help="Store linear layers in oneDNN's layout, see benchmarks.real_pair.")
+    add("--seed", default=0, type=int)
+    return parser.parse_args()
+
+
+def _numbers(kind: type) -> Any:
+    return lambda text: [kind(part) for part in text.split(",")]
+
+
+def _files(text: str) -> dict[str, str]:
+    return dict(item.split("=", 1) for item in text.split(","))
+
+
+if __name__ == "__main__":
+    main()
