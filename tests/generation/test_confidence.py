@@ -1,204 +1,372 @@
-"""Draft blocks that end early: what the rules decide, and that decoding is otherwise the same."""
+"""Draft blocks that end where the draft model is unsure: the rules, their fit, and decoding with them."""
 
+import itertools
 import math
 import random
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers.generation.stopping_criteria import ConfidenceCriteria
+from transformers import GenerationConfig
+from transformers.generation import candidate_generator
 
-from hf_diversed.generation.confidence import ConfidenceRule, ThresholdRule, logit
+from hf_diversed import record_stats
+from hf_diversed.generation import measurements
+from hf_diversed.generation.confidence import DEFAULT_COST, ConfidenceRule, ThresholdRule, logit
 from hf_diversed.generation.drafting import DiversedCandidateGenerator
-from hf_diversed.generation.measurements import ConfidenceFit
-from hf_diversed.verifiers import build_verifier
+from hf_diversed.generation.measurements import ConfidenceFit, RoundTimes, Survival
+from hf_diversed.generation.schedules import MAX_GAMMA, AdaptiveSchedule
+from hf_diversed.theory import ForwardTimes, best_gamma
 from tests.engines.modes import STATIC
-from tests.tiny import Listener, generate, ragged_batch
+from tests.generation.test_transfers import counted
+from tests.tiny import EOS, Listener, generate, ragged_batch, tiny_head
 
 
+CONFIDENCE = {"num_assistant_tokens_schedule": "confidence"}
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
-RULES = [{"num_assistant_tokens_schedule": "confidence"}, {"assistant_confidence_threshold": 0.1}]
-RULES += [{"num_assistant_tokens_schedule": "adaptive"}]
 
 
-@pytest.fixture
-def widths(monkeypatch) -> list[int]:
-    """The number of draft tokens of each round, in order."""
-    found, propose = [], DiversedCandidateGenerator.propose
+@pytest.fixture(autouse=True)
+def forget_measurements():
+    measurements._pairs.clear()
+    yield
+    measurements._pairs.clear()
+
+
+def naive_stop(blocks: list[list[float]], limits: list[int], fit: ConfidenceFit, cost: float) -> bool:
+    """Whether blocks end, from the confidence of each row's draft tokens so far."""
+    survivals = []
+    for confidences, limit in zip(blocks, limits):
+        survival = 1.0 if limit > len(confidences) else 0.0
+        for value in confidences:
+            survival *= 0.0 if value == 0.0 else 1.0 / (1.0 + math.exp(-(0.64 + 0.64 * logit(value))))
+        survivals.append(survival)
+    running = [survival for survival, limit in zip(survivals, limits) if limit > 0]
+    return sum(running) / len(running) * fit.mean_acceptance <= fit.rate(cost) * cost
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_rule_is_its_definition(batch_size: int):
+    """Catches a sum over finished rows, and rows at their limit or after an EOS that count."""
+    generator, ends = random.Random(0), Counter()
+    for _ in range(300):
+        limits = [generator.choice([0, 2, 5, 8]) for _ in range(batch_size)]
+        limits[0] = 8
+        rule, blocks = ConfidenceRule(ConfidenceFit(), cost=0.25), [[] for _ in range(batch_size)]
+        rule.begin(limits)
+        for step in range(8):
+            values = [generator.choice([generator.random(), 0.97, 0.999, 0.0]) for _ in range(batch_size)]
+            for block, value in zip(blocks, values):
+                block.append(value)
+            stops = rule.stops(values)
+            assert stops == naive_stop(blocks, limits, rule.fit, rule.cost)
+            if stops:
+                ends[step] += 1
+                break
+    assert len(ends) >= 5
+
+
+def test_rule_learns_from_verified_tokens_only():
+    """Catches tokens after a rejection, limits and EOS counted as rejections, and confidences of another position."""
+    rule, seen = ConfidenceRule(ConfidenceFit()), []
+    rule.fit = SimpleNamespace(
+        acceptance=lambda value: 0.9, mean_acceptance=0.9, rate=lambda cost: 1.0,
+        update=lambda value, accepted: seen.append((round(value, 6), accepted)),
+        add_round=lambda tokens, drafted: seen.append((tokens, drafted)),
+    )  # fmt: skip
+    rule.begin([3, 2, 3, 0, 3])
+    steps = [[0.6, 0.7, 0.8, 0.5, 0.9], [0.61, 0.71, 0.0, 0.5, 0.91], [0.62, 0.72, 0.5, 0.5, 0.92]]
+    for values in steps:
+        rule.stops(values)
+    rule.update([1, 2, 1, 0, 3])
+    expected = [(0.6, True), (0.61, False), (0.7, True), (0.71, True), (0.8, True)]
+    expected += [(0.9, True), (0.91, True), (0.92, True)]
+    tokens = (2 + 3 + 2 + 4) / 4
+    assert seen == [*((round(logit(value), 6), accepted) for value, accepted in expected), (tokens, 3)]
+
+
+@pytest.mark.parametrize(("intercept", "slope"), [(0.64, 0.64), (1.7, 0.3), (-0.5, 1.0)])
+def test_fit_finds_the_acceptance(intercept: float, slope: float):
+    """Catches a wrong Newton step, and a prior that outweighs hundreds of draft tokens."""
+    generator, fit = random.Random(0), ConfidenceFit()
+    for _ in range(3000):
+        value = generator.gauss(1.5, 2.0)
+        fit.update(value, generator.random() < 1.0 / (1.0 + math.exp(-(intercept + slope * value))))
+    for value in (-1.0, 0.0, 1.5, 4.0):
+        assert fit.acceptance(value) == pytest.approx(1.0 / (1.0 + math.exp(-(intercept + slope * value))), abs=0.06)
+
+
+def test_fit_stays_finite():
+    """Catches a singular fit, where all confidences are equal, and parameters that never stop growing."""
+    for accepted in (True, False):
+        fit = ConfidenceFit()
+        for _ in range(20_000):
+            fit.update(logit(1.0), accepted)
+        assert 0.0 < fit.acceptance(logit(1.0)) < 1.0
+        assert all(abs(value) < 20.0 for value in fit.parameters)
+
+
+def test_rate_is_tokens_over_time():
+    """Catches a rate that does not contain the cost, or that never forgets."""
+    fit = ConfidenceFit()
+    for _ in range(1000):
+        fit.add_round(3.0, 4)
+    assert fit.rate(0.25) == pytest.approx(1.5, rel=1e-3)
+    assert fit.rate(0.0) == pytest.approx(3.0, rel=1e-3)
+
+
+def test_threshold_of_a_batch():
+    """Catches a row that counts as confident again after its first unsure token, and finished rows that count."""
+    rule = ThresholdRule(0.5)
+    rule.begin([4])
+    assert [rule.stops([value]) for value in (0.5, 0.9, 0.49)] == [False, False, True]
+    rule.begin([4, 4, 4, 0])
+    assert [rule.stops(values) for values in ([0.9, 0.1, 0.9, 0.9], [0.9, 0.9, 0.9, 0.9])] == [False, False]
+    assert rule.stops([0.1, 0.9, 0.9, 0.9])
+
+
+# Decoding.
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("given", [CONFIDENCE, {"assistant_confidence_threshold": 0.6}], ids=["rule", "threshold"])
+def test_lossless_greedy_is_the_targets(pair, given: dict, batch_size: int):
+    """Catches lengths, caches or records of a block that ended early, in rows of different lengths."""
+    plain = pair[0].generate(**ragged_batch(batch_size), **GREEDY)
+    call = {**ragged_batch(batch_size), **GREEDY, **given, "verifier": "lossless", "num_assistant_tokens": 9}
+    out = generate(pair, **call, output_token_records=True)
+    stats = out.stats
+    assert torch.equal(out.sequences, plain)
+    assert torch.equal(out.token_records.tokens, out.sequences[:, 9:])
+    assert stats.num_accepted == int((out.token_records.source == 0).sum()) == sum(stats.accepted_per_position)
+    assert stats.num_drafted == stats.num_accepted + stats.num_rejected + sum(_unverified(out))
+    whole = generate(
+        pair, **{**call, **given, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0}
+    )
+    assert stats.acceptance_rate > whole.stats.acceptance_rate
+    assert stats.draft_forwards < whole.stats.draft_forwards
+
+
+def _unverified(out) -> list[int]:
+    """Draft tokens after the first rejection, from the counts of each row."""
+    return [row.num_drafted - row.num_accepted - row.num_rejected for row in out.stats.per_row]
+
+
+def test_counts_are_those_of_the_blocks(pair, monkeypatch):
+    """Catches drafted tokens that are counted for the maximum length of a block, or for rows that had fewer."""
+    blocks, propose = [], DiversedCandidateGenerator.propose
 
     def watched(self, counts):
-        draft, counts = propose(self, counts)
-        found.append(0 if draft is None else draft.tokens.shape[1])
-        return draft, counts
+        draft, drafted = propose(self, counts)
+        blocks.append((counts.host, 0 if draft is None else draft.tokens.shape[1]))
+        return draft, drafted
 
     monkeypatch.setattr(DiversedCandidateGenerator, "propose", watched)
-    return found
+    listener = Listener()
+    for batch_size, streamer in ((1, listener), (4, None)):
+        blocks.clear()
+        call = {**ragged_batch(batch_size), **CONFIDENCE, "max_new_tokens": 30, "eos_token_id": None}
+        with record_stats() as summed:
+            stats = generate(pair, **call, verifier="static:0.6", streamer=streamer).stats
+        widths = {width for _, width in blocks}
+        assert len(widths) >= 3
+        assert max(widths) <= MAX_GAMMA
+        assert stats.num_drafted == sum(min(count, width) for counts, width in blocks for count in counts)
+        assert stats.draft_forwards == 1 + sum(width for _, width in blocks)
+        assert summed.num_drafted == stats.num_drafted
+    assert sum(part.num_drafted for _, part in listener.rounds) > 0
+    assert len(listener.tokens) == 9 + 30
 
 
-def test_a_block_ends_where_the_next_draft_token_does_not_pay():
-    """Catches rows that are not averaged, finished rows that count, and rows at their limit that ask for more."""
-    numbers, fit = random.Random(0), ConfidenceFit()
-    decisions = set()
-    for _ in range(200):
-        cost, limits = numbers.uniform(0.05, 1.0), [numbers.choice([0, 1, 2, 6]) for _ in range(3)]
-        rule = ConfidenceRule(fit, cost)
-        rule.begin(limits)
-        alive, running = [1.0] * 3, [row for row in range(3) if limits[row]]
-        for step in range(1, max(limits) + 1):
-            confidences = [numbers.random() for _ in limits]
-            for row in range(3):
-                odds = math.exp(fit.parameters[0] + fit.parameters[1] * logit(confidences[row]))
-                alive[row] *= odds / (1 + odds)
-            gain = sum(alive[row] for row in running if limits[row] > step) / len(running)
-            pays = gain * fit.mean_acceptance > fit.rate(cost) * cost
-            assert rule.stops(confidences) is not pays
-            decisions.add(pays)
-            if not pays:
-                break
-        rule.update([min(limit, numbers.randint(0, step)) for limit in limits])
-    assert decisions == {True, False}
+def upstream(pair, inputs: dict, threshold: float, gamma: int, **sampling):
+    target, draft = pair
+    saved = draft.generation_config, target.generation_config
+    common = {"pad_token_id": None, "eos_token_id": EOS}
+    config = {"num_assistant_tokens": gamma, "assistant_confidence_threshold": threshold}
+    draft.generation_config = GenerationConfig(**common, **config, num_assistant_tokens_schedule="constant")
+    target.generation_config = GenerationConfig(**common)
+    try:
+        return target.generate(**inputs, assistant_model=draft, **sampling)
+    finally:
+        draft.generation_config, target.generation_config = saved
 
 
-@pytest.mark.parametrize("true", [(1.67, 0.66), (-1.0, 1.5)])
-def test_the_fit_finds_the_acceptance(true):
-    """Catches a fit that does not converge, and draft tokens after a rejection that are counted as rejected."""
-    numbers, fit = random.Random(1), ConfidenceFit()
-    for _ in range(3000):
-        rule, values = ConfidenceRule(fit), [numbers.uniform(0.02, 0.98) for _ in range(4)]
-        rule.begin([4])
-        for value in values:
-            rule.stops([value])
-        count = 0
-        while count < 4 and numbers.random() < 1 / (1 + math.exp(-true[0] - true[1] * logit(values[count]))):
-            count += 1
-        rule.update([count])
-    for value in (0.1, 0.5, 0.9):
-        expected = 1 / (1 + math.exp(-true[0] - true[1] * logit(value)))
-        assert fit.acceptance(logit(value)) == pytest.approx(expected, abs=0.06)
-
-
-def test_tokens_after_an_eos_are_not_learned():
-    fit = ConfidenceFit()
-    rule = ConfidenceRule(fit)
-    before = fit.parameters
-    rule.begin([3, 3])
-    rule.stops([0.0, 0.0])
-    rule.update([0, 0])
-    assert fit.parameters == before
-
-
-def test_a_threshold_ends_a_block_after_the_unlikely_token():
-    """Catches a token that is dropped, and a batch that waits for its last row."""
-    rule = ThresholdRule(0.5)
-    rule.begin([5, 5, 5, 0])
-    assert not rule.stops([0.5, 0.4, 0.9, 0.0])
-    assert rule.stops([0.9, 0.9, 0.4, 0.0]), "two of three running rows were below the threshold once"
-
-
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: next(iter(rule.values())))
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_greedy_lossless_decoding_is_unchanged(pair, widths, rule, batch_size):
-    """Catches caches that are rewound by the requested instead of the drafted number of tokens."""
-    plain = pair[0].generate(**ragged_batch(batch_size), **GREEDY)
-    for _ in range(3):  # the adaptive schedule remembers
-        found = pair[0].generate(
-            **ragged_batch(batch_size), **GREEDY, **rule, assistant_model=pair[1], verifier="lossless"
-        )
-        assert torch.equal(found, plain)
-    assert len(set(widths)) >= 2
+@pytest.mark.parametrize("threshold", [0.3, 0.7])
+def test_threshold_is_that_of_transformers(pair, threshold: float, monkeypatch):
+    """Catches max q in place of q(x), and a block that ends one token earlier or later: a seed gives the same tokens
+    only if every round draws the same random numbers. scikit-learn would change upstream's threshold."""
+    monkeypatch.setattr(candidate_generator, "is_sklearn_available", lambda: False)
+    for seed in range(4):
+        prompt = {"input_ids": ragged_batch(seed=seed)["input_ids"][:1]}
+        sampling = {"max_new_tokens": 24, "do_sample": True, "top_k": 0}
+        torch.manual_seed(seed)
+        theirs = upstream(pair, prompt, threshold, 8, **sampling)
+        call = {**prompt, "attention_mask": None, **sampling, "verifier": "lossless", "num_assistant_tokens": 8}
+        torch.manual_seed(seed)
+        ours = generate(pair, **call, assistant_confidence_threshold=threshold)
+        assert torch.equal(ours.sequences, theirs), seed
+        monkeypatch.setattr(pair[1].generation_config, "assistant_confidence_threshold", threshold, raising=False)
+        torch.manual_seed(seed)
+        assert torch.equal(generate(pair, **call).sequences, theirs), "from the draft model's generation config"
+        monkeypatch.undo()
+        monkeypatch.setattr(candidate_generator, "is_sklearn_available", lambda: False)
 
 
 def test_a_seed_determines_the_output(pair):
-    """Catches measurements of earlier calls, and of times, that change the lengths."""
-    call = {"num_assistant_tokens_schedule": "confidence", "verifier": "static:0.5"}
-    first = generate(pair, **call, max_new_tokens=30)
-    generate(pair, **call, max_new_tokens=30, **ragged_batch(2, seed=5))
-    torch.manual_seed(0)
-    first = generate(pair, **call, max_new_tokens=30)
-    torch.manual_seed(0)
-    again = generate(pair, **call, max_new_tokens=30)
-    assert torch.equal(first.sequences, again.sequences)
-    assert first.stats.num_drafted == again.stats.num_drafted
+    """Catches decisions that depend on measured times or on earlier calls."""
+    outputs = []
+    for _ in range(3):
+        torch.manual_seed(0)
+        outputs.append(generate(pair, **CONFIDENCE, max_new_tokens=40, verifier="static:0.4"))
+        generate(pair, max_new_tokens=20, num_assistant_tokens_schedule="adaptive", verifier="static:0.4")
+    assert all(torch.equal(out.sequences, outputs[0].sequences) for out in outputs)
+    assert all(out.stats == outputs[0].stats for out in outputs)
 
 
-@pytest.mark.parametrize("verifier", ["lossless", "block:static:0.5", "lenience:0.3"])
-def test_counts_follow_the_drafted_tokens(pair, widths, verifier):
-    """Catches draft tokens that are counted but were not drafted, and records of the requested length."""
-    streamer = Listener()
-    out = generate(
-        pair, verifier=verifier, num_assistant_tokens_schedule="confidence", output_token_records=True,
-        streamer=streamer, **ragged_batch(1), max_new_tokens=40,
-    )  # fmt: skip
-    stats, source = out.stats, out.token_records.source
-    assert len(set(widths)) >= 2
-    assert stats.num_rounds == len(widths)
-    assert stats.num_drafted <= sum(widths)
-    assert stats.num_accepted == int((source == 0).sum()) == sum(stats.accepted_per_position)
-    assert stats.draft_forwards - 1 == sum(widths)
-    assert sum(part.num_drafted for _, part in streamer.rounds) == stats.num_drafted
+def drafted(pair, **given) -> int:
+    """The longest block of a call whose draft tokens are all accepted; confidence 1 ends no block."""
+    call = {
+        **ragged_batch(1),
+        **GREEDY,
+        "eos_token_id": None,
+        "diversed_head": tiny_head(),
+        "diversed_strictness": 0.0,
+    }
+    return len(generate(pair, **call, **given).stats.accepted_per_position)
 
 
-@pytest.mark.parametrize("do_sample", [False, True])
-def test_a_threshold_ends_blocks_as_in_transformers(pair, monkeypatch, do_sample):
-    """Catches another probability, such as the largest instead of the token's, and an off-by-one."""
-    drafts, propose = [], DiversedCandidateGenerator.propose
-
-    def watched(self, counts):
-        draft, counts = propose(self, counts)
-        drafts.extend([] if draft is None else [draft])
-        return draft, counts
-
-    monkeypatch.setattr(DiversedCandidateGenerator, "propose", watched)
-    config = pair[1].generation_config
-    monkeypatch.setattr(config, "assistant_confidence_threshold", 0.2)
-    generate(
-        pair, **ragged_batch(1), verifier="lossless", num_assistant_tokens=6, max_new_tokens=60, do_sample=do_sample
-    )
-    ends = ConfidenceCriteria(config.assistant_confidence_threshold)
-    for draft in drafts[:-1]:  # the last block ends at the length limit
-        steps = [ends(draft.tokens[:, : n + 1], [draft.scores[:, n]]) for n in range(draft.tokens.shape[1])]
-        assert not any(steps[:-1])
-        assert steps[-1] or len(steps) == 6
-    assert len({draft.tokens.shape[1] for draft in drafts}) >= 3
-
-
-def test_a_threshold_of_the_call_comes_before_the_draft_model(pair, widths, monkeypatch):
-    monkeypatch.setattr(pair[1].generation_config, "assistant_confidence_threshold", 1.0)
-    call = {**ragged_batch(1), **GREEDY, "assistant_model": pair[1], "verifier": "lossless", "num_assistant_tokens": 4}
-    pair[0].generate(**call)
-    assert set(widths) <= {0, 1}
-    widths.clear()
-    pair[0].generate(**call, assistant_confidence_threshold=0.0)
-    assert widths[0] == 4
-
-
-@pytest.mark.parametrize("value", [-0.1, 1.1, math.nan, "0.5", True])
-def test_bad_thresholds_are_refused(pair, value):
-    with pytest.raises((TypeError, ValueError), match="assistant_confidence_threshold"):
-        generate(pair, verifier="lossless", assistant_confidence_threshold=value)
-
-
-@pytest.mark.parametrize("rule", RULES[:2], ids=str)
-def test_prompt_lookup_has_no_confidence(pair, rule):
-    with pytest.raises(ValueError, match="needs the probabilities of a draft model"):
-        generate(pair, assistant_model=None, prompt_lookup_num_tokens=3, verifier="lossless", **rule)
+def test_maximum_length_and_sources(pair, monkeypatch):
+    """Catches a maximum of 5 where nothing sets it, and a constant schedule that the draft's config overrides."""
+    monkeypatch.setattr(ConfidenceRule, "stops", lambda self, confidences: False)
+    monkeypatch.setattr(ConfidenceRule, "update", lambda self, accepted: None)
+    assert drafted(pair) == 5
+    assert drafted(pair, **CONFIDENCE) == MAX_GAMMA
+    assert drafted(pair, **CONFIDENCE, num_assistant_tokens=7) == 7
+    assert drafted(pair, **CONFIDENCE, **STATIC) == 5
+    monkeypatch.setattr(pair[1].generation_config, "num_assistant_tokens_schedule", "confidence", raising=False)
+    assert drafted(pair) == MAX_GAMMA
+    assert drafted(pair, num_assistant_tokens_schedule="constant") == 5
+    config = GenerationConfig(**GREEDY, num_assistant_tokens_schedule="constant")
+    assert drafted(pair, generation_config=config) == 5
 
 
 @pytest.mark.parametrize(
-    ("setting", "words"),
+    ("given", "message"),
     [
-        ({"verifier": build_verifier("fly:0.3")}, "does not allow early stops"),
-        (STATIC, "compiled rounds have a constant"),
+        ({"assistant_confidence_threshold": -0.1}, r"must lie in \[0, 1\], got -0.1.*0 sets no limit"),
+        ({"assistant_confidence_threshold": 1.5}, r"must lie in \[0, 1\], got 1.5"),
+        ({"assistant_confidence_threshold": float("nan")}, r"must lie in \[0, 1\], got nan"),
+        ({"assistant_confidence_threshold": "high"}, r"must lie in \[0, 1\], got 'high'"),
+        (
+            {"assistant_confidence_threshold": 0.4, "prompt_lookup_num_tokens": 3, "assistant_model": None},
+            r"assistant_confidence_threshold=0.4 needs the probabilities of a draft model.*pass assistant_model=",
+        ),
+        (
+            {**CONFIDENCE, "prompt_lookup_num_tokens": 3, "assistant_model": None},
+            r"num_assistant_tokens_schedule='confidence' needs the probabilities of a draft model",
+        ),
     ],
-    ids=["fly", "static"],
 )
-def test_where_no_block_may_end_early_the_length_is_constant(pair, caplog, setting, words):
-    """Catches a setting that is ignored without a word."""
-    call = {
-        "verifier": "lossless",
-        "num_assistant_tokens_schedule": "confidence",
-        "num_assistant_tokens": 3,
-        **setting,
-    }
-    out = generate(pair, **ragged_batch(1), **call, max_new_tokens=20, do_sample=False)
-    assert out.stats.draft_forwards >= 3 * (out.stats.num_rounds - 2)
-    assert words in caplog.text
+def test_invalid_settings_are_refused(pair, given: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        generate(pair, verifier="lossless", **given)
+
+
+def test_early_exit_has_confidence(pair):
+    """Catches an error for draft models that are the target's first layers."""
+    call = {**GREEDY, "verifier": "lossless", "assistant_model": None, "assistant_early_exit": 1}
+    out = generate(pair, **call, **CONFIDENCE)
+    assert torch.equal(out.sequences, pair[0].generate(**ragged_batch(), **GREEDY))
+    assert out.stats.num_drafted > 0
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_one_transfer_per_draft_token(pair, do_sample: bool, monkeypatch):
+    """Catches a second number per draft token that the host waits for."""
+    rounds: list[Counter] = []
+    widths, stops = [], ConfidenceRule.stops
+    monkeypatch.setattr(
+        ConfidenceRule, "stops", lambda self, values: widths.append(len(rounds)) or stops(self, values)
+    )
+    with counted(monkeypatch, rounds):
+        generate(pair, **CONFIDENCE, verifier="lossless", max_new_tokens=32, do_sample=do_sample)
+    per_round = [after["reads"] - before["reads"] for before, after in itertools.pairwise(rounds)]
+    assert per_round == [1 + widths.count(number) for number in range(1, len(rounds))]
+    assert all(total["uploads"] == rounds[0]["uploads"] for total in rounds)
+
+
+# The adaptive schedule.
+
+
+class UnevenMachine:
+    """Stands for rows and engine of calls of 60 tokens: draft tokens are accepted with probability 0.99 or 0.5.
+
+    The confidence of the draft model is this probability. The best rule reaches 1.06 and 1.08 of the best constant.
+    """
+
+    def __init__(self, ratio: float):
+        self.random, self.times, self.now = random.Random(0), ForwardTimes(0.02, 0.02 * ratio), 0.0
+        self.known, self.survival, self.fit = RoundTimes(), Survival(), ConfidenceFit()
+        self.running = [0]
+
+    def draft_limit_on_host(self, gamma: int) -> list[int]:
+        return [max(0, min(gamma, self.left - 1))]
+
+    def decode(self, calls: int, with_rule: bool) -> float:
+        """Return tokens per second."""
+        tokens, began = 0, self.now
+        for _ in range(calls):
+            self.left = 60
+            rule = ConfidenceRule(self.fit) if with_rule else None
+            schedule = AdaptiveSchedule(
+                5, MAX_GAMMA, self, lambda *_: True, lambda _: self.known, self.survival, lambda: self.now, rule
+            )
+            while self.left > 0:
+                emitted = self._round(schedule, rule)
+                tokens += emitted
+                self.left -= emitted
+        return tokens / (self.now - began)
+
+    def _round(self, schedule: AdaptiveSchedule, rule: ConfidenceRule | None) -> int:
+        (limit,), values = self.draft_limit_on_host(schedule.next(None)), []
+        if rule is not None:
+            rule.begin([limit])
+        while len(values) < limit:
+            values.append(self.random.choice([0.99, 0.5]))
+            if rule is not None and rule.stops(values[-1:]):
+                break
+        accepted = [*(self.random.random() < value for value in values), False].index(False)
+        self.now += self.times.round(len(values))
+        if rule is not None:
+            rule.update([accepted])
+        schedule.update(SimpleNamespace(tokens=torch.empty(1, len(values))) if values else None, [accepted])
+        return accepted + 1
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.3])
+def test_adaptive_gains_from_confidence(ratio: float):
+    """Catches a rule that the schedule does not use, a cost that is not measured, and a maximum that is too short."""
+    even = [math.prod([0.745] * n) for n in range(1, MAX_GAMMA + 1)]
+    constant = best_gamma(even, ForwardTimes(1.0, ratio))[1] / 0.02
+    machine = UnevenMachine(ratio)
+    machine.decode(30, with_rule=True)
+    found = machine.decode(200, with_rule=True)
+    assert found > 1.04 * constant
+    assert machine.known.costs.draft == pytest.approx(ratio, rel=1e-6)
+    assert machine.fit.acceptance(logit(0.99)) > 0.95
+    assert machine.fit.acceptance(logit(0.5)) == pytest.approx(0.5, abs=0.1)
+    plain = UnevenMachine(ratio)
+    plain.decode(30, with_rule=False)
+    assert plain.decode(200, with_rule=False) < found
+
+
+def test_adaptive_uses_measured_costs(pair, monkeypatch):
+    """Catches a call whose rule keeps the default cost, or forgets what earlier calls have verified."""
+    rules, begin = [], ConfidenceRule.begin
+    monkeypatch.setattr(ConfidenceRule, "begin", lambda self, limits: rules.append(self) or begin(self, limits))
+    for _ in range(4):
+        generate(pair, verifier="lossless", num_assistant_tokens_schedule="adaptive", max_new_tokens=40)
+    assert len({id(rule) for rule in rules}) == 4
+    assert len({id(rule.fit) for rule in rules}) == 1
+    assert rules[-1].cost != DEFAULT_COST

@@ -5,7 +5,8 @@ import torch
 from transformers import GenerationConfig
 
 import hf_diversed
-from hf_diversed.generation import checks
+from hf_diversed.generation import checks, planning
+from tests.engines.modes import STATIC
 from tests.tiny import PAD, SAMPLED, generate, ragged_batch, tiny_head
 
 
@@ -84,19 +85,29 @@ def test_a_drafts_own_length_comes_after_the_heads(pair, of_head, expected, monk
 
 
 def test_settings_without_effect_are_warned_of(pair, monkeypatch):
-    """Catches a schedule or a confidence threshold of the call or the draft model that is silently ignored."""
+    """Catches a schedule of the call or the draft model that is silently ignored, and confidence without effect."""
     warnings = []
     monkeypatch.setattr(checks.logger, "warning_once", warnings.append)
+    monkeypatch.setattr(planning.logger, "warning_once", warnings.append)
     generate(pair, verifier="lossless")
-    generate(pair, verifier="lossless", num_assistant_tokens_schedule="constant")
+    for schedule in ("constant", "confidence", "adaptive"):
+        generate(pair, verifier="lossless", num_assistant_tokens_schedule=schedule)
+    generate(pair, verifier="lossless", assistant_confidence_threshold=0.7)
+    generate(pair, verifier="fly", num_assistant_tokens_schedule="adaptive")
     assert warnings == []
-    ignored = {"num_assistant_tokens_schedule": "heuristic", "assistant_confidence_threshold": 0.7}
-    generate(pair, verifier="lossless", **ignored)
-    assert "num_assistant_tokens_schedule='heuristic'" in warnings[0]
-    assert "confidence_threshold=0.7" in warnings[1]
-    monkeypatch.setattr(pair[1].generation_config, "assistant_confidence_threshold", 0.6, raising=False)
+    generate(pair, verifier="lossless", num_assistant_tokens_schedule="heuristic")
+    assert "num_assistant_tokens_schedule='heuristic' has no effect" in warnings.pop()
+    monkeypatch.setattr(pair[1].generation_config, "num_assistant_tokens_schedule", "dynamic", raising=False)
     generate(pair, verifier="lossless")
-    assert "assistant_confidence_threshold=0.6" in warnings[2]
+    assert "num_assistant_tokens_schedule='dynamic' has no effect" in warnings.pop()
+    for confidence in ({"num_assistant_tokens_schedule": "confidence"}, {"assistant_confidence_threshold": 0.7}):
+        given = {"num_assistant_tokens_schedule": "constant"} | confidence
+        generate(pair, verifier="fly", **given)
+        assert "every round drafts 5 tokens" in warnings[-1]
+        assert "FLyVerifier(entropy_threshold=0.3, window_size=None, top_k=3) does not allow" in warnings.pop()
+        generate(pair, verifier="lossless", **STATIC, **given)
+        assert "compiled rounds have a constant length" in warnings.pop()
+    assert warnings == []
 
 
 @pytest.mark.parametrize("drafts", ["num_assistant_tokens", "prompt_lookup_num_tokens"])

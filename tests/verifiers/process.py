@@ -77,7 +77,7 @@ class Block:
 
 
 def drafted_paths(tables: Tables, prefix: Tokens, gamma: int, stop: Stop | None) -> dict[int, list[Tokens]]:
-    """Return every block of at most `gamma` draft tokens that ends where `stop` says so, by length."""
+    """Return every block of at most `gamma` draft tokens that ends where `stop` returns True, by length."""
     found: dict[int, list[Tokens]] = defaultdict(list)
     open_paths: list[Tokens] = [()]
     while open_paths:
