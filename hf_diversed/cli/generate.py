@@ -18,6 +18,7 @@ from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.prompts import Prompt, encode
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import load_head
+from hf_diversed.head_settings import SETTINGS
 from hf_diversed.method_names import DIVERSED, MethodName
 from hf_diversed.outputs import SpeculativeStats
 from hf_diversed.token_view import Piece, PieceStreamer
@@ -26,7 +27,6 @@ from hf_diversed.zoo.loader import WEIGHTS
 
 
 DEFAULT = "lenience:0.3"  # the verifier without a head
-_SETTINGS = ("strictness", "max_bias", "bias_budget", "max_ratio")
 
 
 def generate(options: GenerateOptions) -> None:
@@ -83,7 +83,7 @@ def build_method(options: MethodOptions, pair: Pair) -> tuple[str, Verifier | No
 
 
 def _settings(options: MethodOptions) -> dict[str, Any]:
-    return {name: getattr(options, name, None) for name in _SETTINGS}
+    return {name: getattr(options, name, None) for name in SETTINGS}
 
 
 def _without_head(method: str) -> Verifier | None:

@@ -18,7 +18,7 @@ from hf_diversed.generation.decoding import EagerEngine
 from hf_diversed.generation.drafting import DiversedCandidateGenerator
 from hf_diversed.generation.engine import Engine
 from hf_diversed.generation.processing import BlockProcessor
-from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
+from hf_diversed.generation.prompt_lookup import CopyingDrafter, PromptLookupDrafter
 from hf_diversed.generation.ragged_model import RaggedModel, find_rotary_limit
 from hf_diversed.generation.recording import RoundStreamer
 from hf_diversed.generation.recurrent_model import open_model
@@ -29,6 +29,7 @@ from hf_diversed.verifiers.base import Verifier
 
 
 _UPSTREAM_NGRAM_SIZE = 2  # upstream's default for prompt lookup
+_COPIED_NGRAM_SIZE = 3  # before a draft model, which is better than a copy after a shorter match
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +38,9 @@ class Parts:
 
     Attributes:
         draft: the model that drafts; None for prompt lookup. verifier: adapted to this call.
-        max_gamma: maximum number of draft tokens per round. random_source: None for greedy decoding.
+        max_gamma: maximum number of draft tokens per round. max_drafted: of those that the draft model drafts.
+        copies: whether tokens are copied from the text before the draft model is used.
+        random_source: None for greedy decoding.
         rule: ends draft blocks early in eager rounds; None to draft as many tokens as requested.
     """
 
@@ -46,6 +49,8 @@ class Parts:
     verifier: Verifier
     rows: RaggedRows
     max_gamma: int
+    max_drafted: int
+    copies: bool
     processor: BlockProcessor
     random_source: RandomSource | None
     rule: StoppingRule | None
@@ -72,6 +77,8 @@ class Parts:
         limit, reason, compiler = find_rotary_limit(model, positions, self.rows.max_length), None, None
         if request.config.cache_implementation == "static":
             reason = StaticEngine.cannot_serve(model, self.draft, self.rows)
+            if self.copies:
+                reason = "rounds with copied and with drafted tokens have different shapes"
             if limit is not None:
                 reason = "the target's rotary frequencies change at a length that the call can reach"
             if self.keep_rows and size_for(len(self.rows.ids)) != len(self.rows.ids):
@@ -131,28 +138,38 @@ class Parts:
 
     def _drafter(
         self, runner: Callable[..., RaggedModel], rule: StoppingRule | None
-    ) -> DiversedCandidateGenerator | PromptLookupDrafter:
-        vocab_size, config = model_facts.vocab_size(self.request.model), self.request.config
+    ) -> DiversedCandidateGenerator | PromptLookupDrafter | CopyingDrafter:
+        vocab_size, ngram_size = (
+            model_facts.vocab_size(self.request.model),
+            self.request.config.max_matching_ngram_size,
+        )
         if self.draft is None:
-            return PromptLookupDrafter(
-                self.rows,
-                self.processor,
-                self.request.model_kwargs.get("attention_mask"),
-                vocab_size,
-                num_tokens=self.max_gamma,
-                max_ngram_size=config.max_matching_ngram_size or _UPSTREAM_NGRAM_SIZE,
-                do_sample=self.random_source is not None,
-            )
-        return DiversedCandidateGenerator(
+            return self._lookup(vocab_size, ngram_size or _UPSTREAM_NGRAM_SIZE)
+        drafter = DiversedCandidateGenerator(
             self.draft,
             self.rows,
             self.processor,
-            self.max_gamma,
+            self.max_drafted,
             vocab_size,
             self.random_source,
             keep_raw_logits=self.verifier.needs_raw_logits,
             runner=runner,
             rule=rule,
+        )
+        if not self.copies:
+            return drafter
+        return CopyingDrafter(self._lookup(vocab_size, ngram_size or _COPIED_NGRAM_SIZE, whole_ngram=True), drafter)
+
+    def _lookup(self, vocab_size: int, ngram_size: int, whole_ngram: bool = False) -> PromptLookupDrafter:
+        return PromptLookupDrafter(
+            self.rows,
+            self.processor,
+            self.request.model_kwargs.get("attention_mask"),
+            vocab_size,
+            num_tokens=self.max_gamma,
+            max_ngram_size=ngram_size,
+            do_sample=self.random_source is not None,
+            whole_ngram=whole_ngram,
         )
 
 

@@ -12,10 +12,11 @@ from transformers import PreTrainedModel
 
 from hf_diversed import model_facts
 from hf_diversed.generation import checks
-from hf_diversed.generation.options import HEAD_SETTINGS, Options
+from hf_diversed.generation.options import Options
 from hf_diversed.generation.patching import install_hook
 from hf_diversed.generation.request import Attached, check_method, resolve_verifier
 from hf_diversed.head import DiversedHead
+from hf_diversed.head_settings import ARGUMENTS
 from hf_diversed.verifiers import Verifier
 
 
@@ -114,8 +115,8 @@ def attach(
             pipeline("text-generation", model=model, tokenizer=tokenizer)("Question: ...")
         ```
     """
-    if unknown := settings.keys() - HEAD_SETTINGS.values():
-        raise TypeError(f"attach got unknown settings {sorted(unknown)}; allowed are {[*HEAD_SETTINGS.values()]}.")
+    if unknown := settings.keys() - ARGUMENTS.values():
+        raise TypeError(f"attach got unknown settings {sorted(unknown)}; allowed are {[*ARGUMENTS.values()]}.")
     options = Options(diversed_head, verifier, **settings)
     if (diversed_head is None) == (verifier is None):
         raise ValueError("attach needs exactly one of diversed_head= and verifier=.")

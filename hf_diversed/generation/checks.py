@@ -94,13 +94,14 @@ def check_verifier(verifier: Verifier, context: DecodingContext) -> None:
         )
     if context.draft_hidden_size is None and verifier.needs_hidden_states is True:
         raise ValueError(
-            f"{name} needs hidden states of a draft model, which prompt lookup (prompt_lookup_num_tokens) "
-            'lacks; use a head with features="distribution", or an assistant_model.'
+            f"{name} needs hidden states of a draft model for each draft token, which prompt lookup "
+            '(prompt_lookup_num_tokens) lacks; use a head with features="distribution", or only an assistant_model.'
         )
     if context.draft_hidden_size is None and verifier.needs_draft_confidence:
         raise ValueError(
-            f"{verifier!r} needs probabilities of a draft model, which prompt lookup (prompt_lookup_num_tokens) "
-            "lacks; use a verifier that needs only p and the draft token, or an assistant_model."
+            f"{verifier!r} needs probabilities of a draft model for each draft token, which prompt lookup "
+            "(prompt_lookup_num_tokens) lacks; use a verifier that needs only p and the draft token, or only an "
+            "assistant_model."
         )
     verifier.check(context)
     for remark in verifier.remarks(context):
@@ -237,7 +238,10 @@ def check_config(config: GenerationConfig) -> None:
 
 
 def check_drafts(model: PreTrainedModel, draft: PreTrainedModel | None, config: GenerationConfig) -> None:
-    """Raise ValueError unless a call has exactly one source of draft tokens, with valid settings."""
+    """Raise ValueError unless a call has a source of draft tokens, with valid settings.
+
+    Only a draft model and prompt lookup can be combined.
+    """
     named = {name: getattr(config, name) for name in ("prompt_lookup_num_tokens", "assistant_early_exit")}
     sources = ([] if draft is None else ["assistant_model"]) + [
         f"{n}={v!r}" for n, v in named.items() if v is not None
@@ -247,8 +251,13 @@ def check_drafts(model: PreTrainedModel, draft: PreTrainedModel | None, config: 
             "a verifier needs draft tokens to verify: pass assistant_model= (without the hook, bind it with "
             "functools.partial: `generate` does not pass it on), prompt_lookup_num_tokens= or assistant_early_exit=."
         )
-    if len(sources) > 1:
+    if len(sources) > 1 and named["assistant_early_exit"] is not None:
         raise ValueError(f"{' and '.join(sources)} are two sources of draft tokens; pass only one.")
+    if len(sources) > 1 and model_facts.recurrent_states(draft):
+        raise ValueError(
+            f"{' and '.join(sources)} cannot be combined: the draft model has recurrent states, which cannot skip "
+            "copied tokens; pass only one."
+        )
     for name in (*named, "max_matching_ngram_size", "prefill_chunk_size"):
         value = getattr(config, name)
         if value is not None and not is_count(value):

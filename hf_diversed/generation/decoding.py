@@ -16,7 +16,7 @@ from hf_diversed.generation.drafting import DiversedCandidateGenerator
 from hf_diversed.generation.engine import Engine
 from hf_diversed.generation.faults import FAULTS, INVALID_PROBS, find_faults, find_invalid_probs
 from hf_diversed.generation.processing import BlockProcessor, StopTracker
-from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
+from hf_diversed.generation.prompt_lookup import CopyingDrafter, PromptLookupDrafter
 from hf_diversed.generation.ragged_model import RaggedModel, RotaryLimit
 from hf_diversed.generation.recording import RecordedRound, Recorder
 from hf_diversed.generation.rows import PerRow, RaggedRows, is_one_of
@@ -77,7 +77,7 @@ class EagerEngine:
 
     rows: RaggedRows
     target: RaggedModel
-    drafter: DiversedCandidateGenerator | PromptLookupDrafter
+    drafter: DiversedCandidateGenerator | PromptLookupDrafter | CopyingDrafter
     processor: BlockProcessor
     verifier: Verifier
     random_source: RandomSource | None

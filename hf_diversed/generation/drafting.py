@@ -126,6 +126,10 @@ class DiversedCandidateGenerator(CandidateGenerator):
             self.rule.update(accepted)
         self.model.rewind()
 
+    def skip(self, count: int) -> None:
+        """Record that the rows have up to `count` new tokens that this model did not draft."""
+        self._behind += count
+
     def catch_up(self) -> None:
         """Process the tokens of rounds without draft tokens, except the last two, which the next step processes."""
         if self._behind > 2:
@@ -175,7 +179,7 @@ class DiversedCandidateGenerator(CandidateGenerator):
             if self._ends_block(steps[-1]):
                 break
         if not steps:
-            self._behind += 1  # the token that this round emits
+            self.skip(1)  # the token that this round emits
             return None, counts
         draft = join_steps(
             steps,

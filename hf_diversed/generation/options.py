@@ -4,6 +4,8 @@ import os
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from hf_diversed.head_settings import ARGUMENTS
+
 
 if TYPE_CHECKING:
     import torch
@@ -14,14 +16,6 @@ if TYPE_CHECKING:
 
 DEFAULT_NUM_ASSISTANT_TOKENS = 5
 CONSTANT, CONFIDENCE, ADAPTIVE = "constant", "confidence", "adaptive"  # values of `num_assistant_tokens_schedule`
-
-# Settings of a head, and their argument names in `generate`, `attach` and generation configs.
-HEAD_SETTINGS = {
-    "strictness": "diversed_strictness",
-    "max_bias": "diversed_max_bias",
-    "bias_budget": "diversed_bias_budget",
-    "max_ratio": "diversed_max_ratio",
-}
 
 
 def default_schedule(batch_size: int) -> str:
@@ -55,4 +49,4 @@ class Options:
     def head_settings(self) -> dict[str, Any]:
         """Return the given settings of a head, by their names in `DiversedVerifier`."""
         given = self.given()
-        return {setting: given[name] for setting, name in HEAD_SETTINGS.items() if name in given}
+        return {setting: given[name] for setting, name in ARGUMENTS.items() if name in given}

@@ -68,7 +68,9 @@ def diversed_decoding(
     Args:
         model: the target model. input_ids: long `[B, S]`, left-padded.
         assistant_model: the draft model; None if the generation config names another source of draft tokens:
-            `prompt_lookup_num_tokens` (the text) or `assistant_early_exit` (the target's first layers).
+            `prompt_lookup_num_tokens` (the text) or `assistant_early_exit` (the target's first layers). With a draft
+            model, `prompt_lookup_num_tokens` are copied where the last `max_matching_ngram_size` tokens, 3 if not
+            set, occurred before.
         verifier: accepts or replaces draft tokens.
         num_assistant_tokens: gamma, draft tokens per round; None for the default of the verifier or the draft model,
             else 5.
@@ -172,14 +174,19 @@ def plan(request: Request) -> Plan:
     schedule = default_schedule(len(request.input_ids)) if named is None else named
     gamma = draft_length(config, request.num_assistant_tokens, verifier, assistant)
     rule = _rule(request, schedule, threshold) if draft is not None and verifier.allows_early_stop else None
-    longest = gamma
+    longest, copied = gamma, 0 if assistant is None else config.prompt_lookup_num_tokens or 0
+    if schedule == ADAPTIVE and copied:
+        raise ValueError(
+            'num_assistant_tokens_schedule="adaptive" cannot be combined with prompt_lookup_num_tokens and a draft '
+            'model, whose rounds take different times; use "confidence" or "constant".'
+        )
     if schedule == ADAPTIVE:
         longest = max(gamma, MAX_GAMMA)
     elif schedule == CONFIDENCE and rule is not None:
         longest = draft_length(config, request.num_assistant_tokens, verifier, assistant, default=MAX_GAMMA)
     temperatures = row_temperatures(request.temperatures, config, request.input_ids)
     checks.check_verifier(verifier, _context(request, draft, temperatures))
-    gamma, max_gamma = _within_length(gamma, longest, max_length - request.input_ids.shape[1] - 1, config)
+    gamma, max_gamma = _within_length(gamma, max(longest, copied), max_length - request.input_ids.shape[1] - 1, config)
     rows = RaggedRows(
         request.input_ids, max_length, max_gamma, criteria.eos_ids, _compat.pad_token_id(config), temperatures
     )
@@ -189,6 +196,8 @@ def plan(request: Request) -> Plan:
         verifier=verifier,
         rows=rows,
         max_gamma=max_gamma,
+        max_drafted=min(longest, max_gamma),
+        copies=copied > 0,
         processor=BlockProcessor(request.processors),
         random_source=_random_source(request),
         rule=rule,
@@ -202,7 +211,7 @@ def plan(request: Request) -> Plan:
     indexes_rows = parts.keep_rows or parts.processor.reads_prefix or stops.criteria
     return Plan(
         engine=engine,
-        gamma=gamma if engine.rule is None else max_gamma,
+        gamma=gamma if engine.rule is None and not copied else max_gamma,
         schedule=_schedule(request, engine, gamma, max_gamma) if schedule == ADAPTIVE else None,
         stops=stops,
         recorder=Recorder(rows.prompt_length, request.streamer, wants, verifier.strictness_per_row()),
@@ -246,7 +255,7 @@ def _within_length(gamma: int, longest: int, remaining: int, config: GenerationC
 
 def _context(request: Request, draft: PreTrainedModel | None, temperatures: torch.Tensor | None) -> DecodingContext:
     config, batch_size, assistant = request.config, len(request.input_ids), request.assistant_model
-    temperature = 0.0
+    temperature, looks_up = 0.0, draft is None or config.prompt_lookup_num_tokens is not None
     if config.do_sample:
         temperature = 1.0 if config.temperature is None else config.temperature
     return DecodingContext(
@@ -255,7 +264,7 @@ def _context(request: Request, draft: PreTrainedModel | None, temperatures: torc
         vocab_size=model_facts.vocab_size(request.model),
         temperature=temperature if temperatures is None else None,
         target_hidden_size=model_facts.hidden_width(request.model),
-        draft_hidden_size=None if draft is None else model_facts.hidden_width(draft),
+        draft_hidden_size=None if looks_up else model_facts.hidden_width(draft),
         target_name=model_facts.model_name(request.model),
         draft_name="" if draft is None else model_facts.model_name(draft),
         target=model_facts.base_model(request.model),
@@ -326,7 +335,7 @@ def draft_length(
     default: int = DEFAULT_NUM_ASSISTANT_TOKENS,
 ) -> int:
     """Return gamma from the call, the verifier or the draft model's generation config, in this order."""
-    looked_up = config.prompt_lookup_num_tokens
+    looked_up = config.prompt_lookup_num_tokens if draft is None else None
     if looked_up is not None and num_assistant_tokens not in (None, looked_up):
         raise ValueError(
             f"prompt_lookup_num_tokens={looked_up} sets the draft length, and "

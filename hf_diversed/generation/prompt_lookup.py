@@ -1,11 +1,14 @@
-"""Drafting by prompt lookup: copies the tokens that followed an earlier occurrence of the last n-gram."""
+"""Drafting by prompt lookup, alone or before a draft model: copies what followed the last n-gram before."""
+
+from itertools import compress
 
 import torch
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from hf_diversed import _compat
 from hf_diversed.blocks import DraftOutput
-from hf_diversed.generation.drafting import Step, join_steps
+from hf_diversed.generation.confidence import StoppingRule
+from hf_diversed.generation.drafting import DiversedCandidateGenerator, Step, join_steps
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.rows import PerRow, RaggedRows
 
@@ -19,6 +22,7 @@ class PromptLookupDrafter:
 
     Args:
         rows: ids of the batch; draft tokens are written after each row's length.
+        whole_ngram: whether only matches of `max_ngram_size` ids count.
         processor: of the call; used without its warpers, to find forbidden tokens.
         prompt_mask: long `[B, S]`, 0 at left padding, which is not searched; None without padding.
         vocab_size: V of the target.
@@ -38,10 +42,12 @@ class PromptLookupDrafter:
         num_tokens: int,
         max_ngram_size: int,
         do_sample: bool,
+        whole_ngram: bool = False,
     ):
         self.rows = rows
         self.vocab_size = vocab_size
         self.do_sample = do_sample
+        self._whole_ngram = max_ngram_size if whole_ngram else 0
         self._first = [0] * len(rows.ids)
         if prompt_mask is not None:
             self._first = (prompt_mask != 0).long().argmax(dim=-1).tolist()
@@ -92,7 +98,7 @@ class PromptLookupDrafter:
     def _look_up(self, ids: torch.Tensor, row: int, count: int) -> torch.Tensor:
         """Return up to `count` draft tokens after `ids`, long `[N]`."""
         text = ids[None, self._first[row] :]
-        if count < 1:
+        if count < 1 or (self._whole_ngram and not _repeats(text[0], self._whole_ngram)):
             return text[0, :0]
         candidates, _ = self._lookup.get_candidates(text)
         return candidates[0, text.shape[1] :][:count]
@@ -106,3 +112,50 @@ class PromptLookupDrafter:
         kept = (allowed > torch.finfo(allowed.dtype).min).long().cumprod(dim=-1).sum(dim=-1)
         kept = torch.minimum(kept, counts.device)
         return PerRow(kept.tolist(), kept)
+
+
+def _repeats(ids: torch.Tensor, size: int) -> bool:
+    """Return whether the last `size` ids of `[N]` occur earlier."""
+    return len(ids) > size and bool((ids[:-1].unfold(0, size, 1) == ids[-size:]).all(dim=-1).any())
+
+
+class CopyingDrafter:
+    """Copies draft tokens if the last n-gram of every running row occurred before; otherwise a draft model drafts.
+
+    The choice depends on the text so far only, so each round verifies samples from a known q. Copied tokens are not
+    processed by the draft model until it drafts again.
+
+    Args:
+        lookup: copies up to as many tokens as a round asks for. drafter: drafts up to `gamma`.
+    """
+
+    def __init__(self, lookup: PromptLookupDrafter, drafter: DiversedCandidateGenerator):
+        self.lookup, self.drafter = lookup, drafter
+        self._copied = False
+
+    @property
+    def rule(self) -> StoppingRule | None:
+        return self.drafter.rule
+
+    @property
+    def num_forwards(self) -> int:
+        return self.drafter.num_forwards
+
+    def prefill(self, chunk_size: int | None = None) -> None:
+        self.drafter.prefill(chunk_size)
+
+    def keep(self, rows: torch.Tensor) -> None:
+        self.lookup.keep(rows)
+        self.drafter.keep(rows)
+
+    def propose(self, counts: PerRow) -> tuple[DraftOutput | None, PerRow]:
+        """See `DiversedCandidateGenerator.propose`."""
+        draft, copied = self.lookup.propose(counts)
+        self._copied = draft is not None and all(map(bool, compress(copied.host, counts.host)))
+        return (draft, copied) if self._copied else self.drafter.propose(counts.at_most(self.drafter.gamma))
+
+    def rewind(self, width: int, accepted: list[int]) -> None:
+        if self._copied:
+            self.drafter.skip(1 + max((accepted[row] for row in self.lookup.rows.running), default=0))
+        else:
+            self.drafter.rewind(width, accepted)

@@ -16,8 +16,9 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from hf_diversed import _compat
-from hf_diversed.generation.options import HEAD_SETTINGS, Options
+from hf_diversed.generation.options import Options
 from hf_diversed.head import DiversedHead, load_head
+from hf_diversed.head_settings import ARGUMENTS
 from hf_diversed.sampling import RandomSource
 from hf_diversed.verifiers import DiversedVerifier, Verifier, build_verifier
 
@@ -124,7 +125,7 @@ def _first_settings(sources: list[Callable[[str], Any]]) -> dict[str, Any]:
     """Return each setting of a head from the first source that has it."""
     settings: dict[str, Any] = {}
     for source in sources:
-        found = {setting: source(argument) for setting, argument in HEAD_SETTINGS.items() if setting not in settings}
+        found = {setting: source(argument) for setting, argument in ARGUMENTS.items() if setting not in settings}
         settings |= {setting: value for setting, value in found.items() if value is not None}
     return settings
 
@@ -188,7 +189,7 @@ def resolve_verifier(
         return DiversedVerifier(diversed_head, **given)
     if given:
         raise ValueError(
-            f"{' and '.join(HEAD_SETTINGS[name] for name in given)} can only be used with a head: pass "
+            f"{' and '.join(ARGUMENTS[name] for name in given)} can only be used with a head: pass "
             f"diversed_head=, or build DiversedVerifier(head, {next(iter(given))}=...) yourself."
         )
     if isinstance(verifier, str):

@@ -109,11 +109,7 @@ class DiversedVerifier(MixtureVerifier):
                 )
         self.needs_hidden_states = head.needs_hidden_states
         self.num_assistant_tokens = head.config.num_assistant_tokens
-        self.strictness: list[float] = per_row_values(
-            "strictness",
-            head.config.strictness if strictness is None else strictness,
-            "0 accepts every draft token, 0.5 is the head as trained, 1 is lossless.",
-        )
+        self.strictness = per_row_values("strictness", head.config.strictness if strictness is None else strictness)
 
     @property
     def has_emitted_probs(self) -> bool:  # type: ignore[override]

@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 
 from hf_diversed.blocks import DecodingContext, DraftOutput, TargetOutput, Trace, Verdict
+from hf_diversed.head_settings import ARGUMENTS, LIMITS, SETTINGS
 from hf_diversed.sampling import acceptance, total_variation
 from hf_diversed.verifiers.base import Verifier, check_range, keep_best, read_numbers, target_residual
 
 
 Values = float | list[float] | torch.Tensor
-LIMITS = ("max_bias", "bias_budget", "max_ratio")
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,21 +108,13 @@ class MixtureVerifier(Verifier):
         bias_budget: Values | None = None,
         max_ratio: Values | None = None,
     ):
-        self.max_bias = (
-            None if max_bias is None else per_row_values("max_bias", max_bias, "0 is lossless, 1 is no bound.")
-        )
-        advice = "0 is lossless; values of 1 or more do not bound the total variation, which is at most 1."
-        self.bias_budget = (
-            None if bias_budget is None else per_row_values("bias_budget", bias_budget, advice, 0.0, float("inf"))
-        )
-        advice = "1 is lossless, 2 allows at most twice the target's probability, inf is no bound."
-        self.max_ratio = (
-            None if max_ratio is None else per_row_values("max_ratio", max_ratio, advice, 1.0, float("inf"))
-        )
+        self.max_bias = None if max_bias is None else per_row_values("max_bias", max_bias)
+        self.bias_budget = None if bias_budget is None else per_row_values("bias_budget", bias_budget)
+        self.max_ratio = None if max_ratio is None else per_row_values("max_ratio", max_ratio)
         self.state_width = 0 if self.bias_budget is None else 1  # the sum of TV(v, p) so far
 
     def check(self, context: DecodingContext) -> None:
-        check_row_values(context, **{f"diversed_{name}": getattr(self, name) for name in LIMITS})
+        check_row_values(context, **{ARGUMENTS[name]: getattr(self, name) for name in LIMITS})
 
     def settings(self) -> dict[str, object]:
         return {
@@ -206,9 +198,9 @@ def keep_cheap(
     return torch.where((weight + target.top[:, :-1]).isfinite(), kept.float(), float("nan"))
 
 
-def per_row_values(name: str, setting: Values, advice: str, low: float = 0.0, high: float = 1.0) -> list[float]:
-    """Return a setting as a list of values. Raises ValueError unless it is numbers in [low, high], at least one."""
-    values = read_numbers(setting)
+def per_row_values(name: str, setting: Values) -> list[float]:
+    """Return one of `SETTINGS` as a list of values. Raises ValueError unless it is numbers in range, at least one."""
+    (low, high, advice), values = SETTINGS[name], read_numbers(setting)
     if values is None:
         raise ValueError(f"`{name}` must be a number or one per row, got {setting!r:.200}. {advice}")
     if not values:

@@ -13,8 +13,9 @@ from transformers.generation.logits_process import NoBadWordsLogitsProcessor, To
 import hf_diversed
 from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, diversed_decoding
 from hf_diversed.blocks import DraftOutput
+from hf_diversed.generation.drafting import DiversedCandidateGenerator
 from hf_diversed.generation.processing import BlockProcessor
-from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
+from hf_diversed.generation.prompt_lookup import CopyingDrafter, PromptLookupDrafter
 from hf_diversed.generation.rows import PerRow, RaggedRows
 from hf_diversed.verifiers import PhaseVerifier
 from tests.tiny import EOS, PAD, ragged_batch, tiny_draft, tiny_model
@@ -242,3 +243,88 @@ def test_greedy_mixtures_keep_copies_up_to_one_half(target, weight, keeps_all):
     out = lookup(target, StaticEnsembleVerifier(weight), repetitive_batch())
     assert out.stats.num_drafted > 0
     assert (out.stats.acceptance_rate == 1.0) == keeps_all
+
+
+# Copies before a draft model.
+
+
+@pytest.fixture
+def sources(monkeypatch):
+    """Whether the draft tokens of each round were copied."""
+    found, propose = [], CopyingDrafter.propose
+
+    def watched(self, counts):
+        result = propose(self, counts)
+        found.append(self._copied)
+        return result
+
+    monkeypatch.setattr(CopyingDrafter, "propose", watched)
+    return found
+
+
+BOTH = {"prompt_lookup_num_tokens": 6, "num_assistant_tokens": 3, "verifier": "lossless"}
+
+
+@pytest.mark.parametrize("schedule", ["constant", "confidence"])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_copies_before_a_draft_model_keep_greedy_decoding(pair, sources, batch_size, schedule):
+    """Catches a draft cache that lacks copied tokens, or holds rejected ones, in rows of different lengths."""
+    copied = set()
+    for seed in range(3):
+        batch = repetitive_batch(batch_size)
+        call = {**batch, "max_new_tokens": 40, "do_sample": False, "eos_token_id": None}
+        call["input_ids"] = (call["input_ids"] + seed * (call["input_ids"] > 4)).clamp_max(63)
+        plain = pair[0].generate(**call)
+        out = pair[0].generate(
+            **call, **BOTH, assistant_model=pair[1], num_assistant_tokens_schedule=schedule, max_matching_ngram_size=1
+        )
+        assert torch.equal(out, plain)
+        copied |= set(sources)
+    assert copied == {True, False}
+
+
+def test_the_draft_model_catches_up_after_copies(pair, sources, monkeypatch):
+    """Catches draft tokens that the model would not choose after the text so far."""
+    propose, target, draft = DiversedCandidateGenerator.propose, *pair
+
+    def checked(self, counts):
+        block, drafted = propose(self, counts)
+        text = self.rows.ids[:, : self.rows.lengths.host[0]]
+        for token in [] if block is None else block.tokens[0]:
+            assert int(draft(text).logits[0, -1].argmax()) == int(token)
+            text = torch.cat([text, token[None, None]], dim=1)
+        return block, drafted
+
+    monkeypatch.setattr(DiversedCandidateGenerator, "propose", checked)
+    call = {**repetitive_batch(1), "max_new_tokens": 40, "do_sample": False, "max_matching_ngram_size": 1}
+    target.generate(**call, **BOTH, assistant_model=draft)
+    assert set(sources) == {True, False}
+
+
+def test_copies_before_a_draft_model_keep_the_distribution(pair, sources):
+    """Catches a copied token that is verified with q of the draft model."""
+    target, draft = pair
+    ids, rows = repetitive_batch(1)["input_ids"], 20_000
+    torch.manual_seed(0)
+    out = target.generate(
+        ids.expand(rows, -1), attention_mask=torch.ones(rows, ids.shape[1], dtype=torch.long), **BOTH,
+        assistant_model=draft, do_sample=True, top_k=0, max_new_tokens=2, max_matching_ngram_size=3,
+    )  # fmt: skip
+    assert sources[0]
+    with torch.no_grad():
+        p = torch.softmax(target(ids).logits[0, -1].double(), dim=-1)
+    found = torch.bincount(out[:, ids.shape[1]], minlength=len(p)).double() / rows
+    assert (found - p).abs().sum() < 3 * (p * (1 - p) / rows).sqrt().sum()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_assistant_tokens_schedule": "adaptive"}, "take different times"),
+        ({"assistant_early_exit": 1}, "two sources of draft tokens"),
+    ],
+)
+def test_what_copies_before_a_draft_model_refuse(pair, changes, words):
+    call = {**repetitive_batch(1), **BOTH, "assistant_model": pair[1], "max_new_tokens": 4, **changes}
+    with pytest.raises(ValueError, match=words):
+        pair[0].generate(**call)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hf_diversed import head_settings
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.head import DiversedHead, load_head
 from hf_diversed.method_names import DIVERSED, MethodName
@@ -23,7 +24,7 @@ from hf_diversed.verifiers import (
     build_verifier,
 )
 from hf_diversed.verifiers.base import check_range
-from hf_diversed.verifiers.mixture import LIMITS, MixtureVerifier
+from hf_diversed.verifiers.mixture import MixtureVerifier
 
 
 ENVIRONMENT = "HF_DIVERSED_VLLM"
@@ -42,12 +43,8 @@ _NOT_SERVED = {
 # "probabilistic". Draft tokens of other methods may be random without a distribution.
 _DETERMINISTIC = ("ngram", "ngram_gpu", "suffix", "medusa")
 _SAMPLING = ("draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark")
-# Settings of a request: minimum, maximum and advice for error messages.
-SETTINGS = {
-    "strictness": (0.0, 1.0, "0 accepts every draft token, 0.5 is the head as trained, 1 is lossless."),
-    "max_bias": (0.0, 1.0, "0 is lossless, 1 is no bound."),
-    "max_ratio": (1.0, float("inf"), "1 is lossless, inf is no bound."),
-}
+# Settings of a request. A budget needs a sum per sequence, which vLLM's sampler does not keep.
+SETTINGS = {name: setting for name, setting in head_settings.SETTINGS.items() if name != "bias_budget"}
 _KEYS = ("verifier", "head", "choices", *SETTINGS)
 Spell = Callable[[str], str]  # from a setting's name to how the user wrote it: --max-bias, diversed_max_bias
 
@@ -148,10 +145,7 @@ class Deployment:
 
     def settings_of(self, index: int) -> frozenset[str]:
         """Return the names of the settings that a verifier has."""
-        verifier = self.verifiers[index]
-        if isinstance(verifier, DiversedVerifier):
-            return frozenset(SETTINGS)
-        return frozenset({"max_bias", "max_ratio"} if isinstance(verifier, MixtureVerifier) else ())
+        return frozenset(SETTINGS.keys() & self.verifiers[index].row_settings)
 
     def read(self, index: int, values: Mapping[str, Any], spell: Spell = str) -> RequestSettings:
         """Return checked settings for a verifier; lossless ones if they amount to that.
@@ -262,7 +256,9 @@ def _build(name: str, head: DiversedHead | None, one_hot: bool, spell: Spell) ->
             f"verifier {name!r} reads the draft model's confidence, which greedy and looked-up draft tokens do not "
             'have; use another, or a draft model with "draft_sample_method": "probabilistic".'
         )
-    if isinstance(verifier, MixtureVerifier) and any(getattr(verifier, limit) is not None for limit in LIMITS):
+    if isinstance(verifier, MixtureVerifier) and any(
+        getattr(verifier, limit) is not None for limit in head_settings.LIMITS
+    ):
         raise ValueError(
             f"verifier {name!r} has bounds in its name; set `{spell('max_bias')}` or `{spell('max_ratio')}` beside "
             "the verifier, or leave them to requests. vLLM's sampler keeps no sum per sequence."

@@ -15,18 +15,17 @@ Shapes: N draft positions of all requests, concatenated; V vocabulary.
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
 
 from hf_diversed.blocks import DraftOutput, TargetOutput
+from hf_diversed.method_names import AS_TRAINED
 from hf_diversed.verifiers.base import Verifier
 from hf_diversed.verifiers.mixture import MixtureVerifier, limit_bias
 
 
-# Settings that a request may have of its own, with the values at which they change nothing.
-NEUTRAL = {"strictness": 0.5, "max_bias": 1.0, "max_ratio": float("inf")}
 LOSSLESS = 0
 _GREEDY_BELOW = 1e-5  # vLLM's own limit for temperatures
 _TINY, _HUGE = torch.finfo(torch.float32).tiny, 1e30
@@ -43,9 +42,9 @@ class RequestSettings:
     """
 
     verifier: int = LOSSLESS
-    strictness: float = NEUTRAL["strictness"]
-    max_bias: float = NEUTRAL["max_bias"]
-    max_ratio: float = NEUTRAL["max_ratio"]
+    strictness: float = AS_TRAINED
+    max_bias: float = 1.0
+    max_ratio: float = float("inf")
 
     def at(self, temperature: float) -> "RequestSettings":
         """Return these settings if the request samples, and lossless ones if it decodes greedily."""
@@ -56,6 +55,8 @@ class RequestSettings:
         return [float(self.verifier), *(getattr(self, name) for name in NEUTRAL)]
 
 
+# Settings that a request may have of its own, with the values at which they change nothing.
+NEUTRAL = {item.name: item.default for item in fields(RequestSettings) if item.name != "verifier"}
 COLUMNS = len(RequestSettings().row())
 
 
