@@ -12,8 +12,9 @@ constant length or a schedule, as `lossless:5` and `lenience:0.3:confidence`. Fi
 output, so an interrupted run continues.
 
 `--replay` decodes the prompts with blocks of 8 draft tokens, and computes from the acceptance probabilities the tokens
-per target-forward time of every constant length and of stopping by confidence, for each `--costs`, the time of a draft
-token in target forwards. Verifiers that accept draft tokens independently given the block are supported.
+per target-forward time of every constant length, and of stopping by confidence with the fit of one call and with a fit
+that all calls share, as `confidence` and `adaptive`. `--costs` are the times of a draft token in target forwards.
+Verifiers that accept draft tokens independently given the block are supported.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from benchmarks.turns import spread
 from hf_diversed.blocks import DraftOutput, Verdict
 from hf_diversed.cli.models import load_pair
 from hf_diversed.files import read_lines, write_json
-from hf_diversed.generation.confidence import ConfidenceRule
+from hf_diversed.generation.confidence import DEFAULT_COST, ConfidenceRule
 from hf_diversed.generation.measurements import ConfidenceFit
 from hf_diversed.harness.decode import timed_call
 from hf_diversed.harness.pair import Pair
@@ -62,8 +63,8 @@ def main() -> None:
     logging.disable_progress_bar()
     torch.set_num_threads(arguments.threads)
     chat = arguments.target is not None
-    names = (name and packaged.resolve(name) for name in (arguments.target, arguments.draft))
-    pair = load_pair(*names, "cpu", chat=chat, dtype=arguments.dtype if chat else None)
+    target, draft = (name and packaged.resolve(name) for name in (arguments.target, arguments.draft))
+    pair = load_pair(target, draft, "cpu", chat=chat, dtype=arguments.dtype if chat else None)
     for model in (pair.target, pair.draft) if arguments.packed else ():
         pack_linear_layers(model)
     records: list[dict[str, Any]] = []
@@ -190,31 +191,31 @@ def replay(
 ) -> Iterator[dict[str, Any]]:
     """Record blocks; yield the tokens per target-forward time of each verifier, cost and rule."""
     for verifier in arguments.verifiers:
-        blocks = record_blocks(pair, prompts[1:], verifier, arguments)
+        calls = [record_blocks(pair, ids, verifier, arguments) for ids in prompts[1:]]
+        blocks = [block for call in calls for block in call]
         for cost in arguments.costs:
             constant = {gamma: replay_lengths(blocks, [gamma] * len(blocks), cost) for gamma in range(1, WIDTH + 1)}
             best = max(constant, key=constant.__getitem__)
-            lengths = confident_lengths(blocks, cost)
-            stopping = replay_lengths(blocks, lengths, cost)
-            yield {
-                "method": verifier,
-                "cost": cost,
-                "blocks": len(blocks),
-                "best_constant": best,
-                "constant": constant[best],
-                "confidence": stopping,
-                "over_best_constant": stopping / constant[best],
-                "drafted_per_round": sum(lengths) / len(lengths),
+            lengths = {
+                "confidence": [length for call in calls for length in confident_lengths(call, DEFAULT_COST)],
+                "adaptive": confident_lengths(blocks, cost),
             }
+            record = {"cost": cost, "blocks": len(blocks), "best_constant": best, "constant": constant[best]}
+            for name, chosen in lengths.items():
+                rate = replay_lengths(blocks, chosen, cost)
+                yield record | {
+                    "method": f"{verifier}:{name}",
+                    "rate": rate,
+                    "over_best_constant": rate / constant[best],
+                    "drafted_per_round": sum(chosen) / len(chosen),
+                }
 
 
-def record_blocks(
-    pair: Pair, prompts: Sequence[torch.Tensor], verifier: str, arguments: argparse.Namespace
-) -> list[Block]:
-    """Decode the prompts with blocks of `WIDTH` draft tokens; return those that the length limit did not shorten."""
+def record_blocks(pair: Pair, ids: torch.Tensor, verifier: str, arguments: argparse.Namespace) -> list[Block]:
+    """Decode a prompt with blocks of `WIDTH` draft tokens; return those that the length limit did not shorten."""
     inner, blocks = build_verifier(verifier), list[Block]()
 
-    class Recorder(type(inner)):  # type: ignore[misc]
+    class Recorder(type(inner)):
         """The verifier, which records its blocks."""
 
         def __call__(self, input_ids: Any, draft: DraftOutput, *args: Any, **kwargs: Any) -> Verdict:
@@ -225,17 +226,16 @@ def record_blocks(
             return verdict
 
     inner.__class__ = Recorder
-    for ids in prompts:
-        timed_call(
-            pair.target,
-            arguments.seed,
-            input_ids=ids,
-            assistant_model=pair.draft,
-            verifier=inner,
-            num_assistant_tokens=WIDTH,
-            num_assistant_tokens_schedule="constant",
-            **_sampling(arguments),
-        )
+    timed_call(
+        pair.target,
+        arguments.seed,
+        input_ids=ids,
+        assistant_model=pair.draft,
+        verifier=inner,
+        num_assistant_tokens=WIDTH,
+        num_assistant_tokens_schedule="constant",
+        **_sampling(arguments),
+    )
     return blocks
 
 

@@ -15,7 +15,7 @@ from hf_diversed.generation.measurements import ConfidenceFit
 # Time of one more draft token, in target forwards, where times are not measured. Models whose draft model has a tenth
 # to a third of the target's parameters measure 0.15 to 0.45.
 DEFAULT_COST = 0.3
-_CLIP = 1e-4  # distance of a probability from 0 and 1, so that its logit is finite
+_CLIP = 1e-3  # distance of a probability from 0 and 1, so that its logit is finite
 
 
 class StoppingRule(Protocol):
@@ -105,6 +105,6 @@ class ThresholdRule:
 
 
 def logit(probability: float) -> float:
-    """Return log(p / (1 - p)), with p clipped to [1e-4, 1 - 1e-4]."""
+    """Return log(p / (1 - p)), with p clipped to [1e-3, 1 - 1e-3]."""
     clipped = min(max(probability, _CLIP), 1.0 - _CLIP)
     return math.log(clipped / (1.0 - clipped))

@@ -24,7 +24,13 @@ from hf_diversed.generation.confidence import ConfidenceRule, StoppingRule, Thre
 from hf_diversed.generation.decoding import run_rounds
 from hf_diversed.generation.engine import Engine
 from hf_diversed.generation.measurements import ConfidenceFit, Kept, RoundTimes, Survival, recall
-from hf_diversed.generation.options import ADAPTIVE, CONFIDENCE, DEFAULT_NUM_ASSISTANT_TOKENS, default_schedule
+from hf_diversed.generation.options import (
+    ADAPTIVE,
+    CONFIDENCE,
+    DEFAULT_NUM_ASSISTANT_TOKENS,
+    MAX_CONFIDENT_TOKENS,
+    default_schedule,
+)
 from hf_diversed.generation.processing import BlockProcessor, StopTracker
 from hf_diversed.generation.recording import Recorder
 from hf_diversed.generation.request import STOPPING_SETTINGS, Request
@@ -75,7 +81,7 @@ def diversed_decoding(
         num_assistant_tokens: gamma, draft tokens per round; None for the default of the verifier or the draft model,
             else 5.
         num_assistant_tokens_schedule: "constant"; "confidence" to end a block where another draft token is not
-            expected to pay (`ConfidenceRule`), after at most `num_assistant_tokens` if they are set, else 16; or
+            expected to pay (`ConfidenceRule`), after at most `num_assistant_tokens` if they are set, else 8; or
             "adaptive", which also measures times, and for which `num_assistant_tokens` is only gamma of the first
             rounds (`AdaptiveSchedule`). Compiled rounds have no rule: "confidence" has no effect there, and
             "adaptive" chooses among constant lengths. None for the value of a generation config, the call's before
@@ -183,7 +189,7 @@ def plan(request: Request) -> Plan:
     if schedule == ADAPTIVE:
         longest = max(gamma, MAX_GAMMA)
     elif schedule == CONFIDENCE and rule is not None:
-        longest = draft_length(config, request.num_assistant_tokens, verifier, assistant, default=MAX_GAMMA)
+        longest = draft_length(config, request.num_assistant_tokens, verifier, assistant, MAX_CONFIDENT_TOKENS)
     temperatures = row_temperatures(request.temperatures, config, request.input_ids)
     checks.check_verifier(verifier, _context(request, draft, temperatures))
     gamma, max_gamma = _within_length(gamma, max(longest, copied), max_length - request.input_ids.shape[1] - 1, config)

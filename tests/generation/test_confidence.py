@@ -16,6 +16,7 @@ from hf_diversed.generation import measurements
 from hf_diversed.generation.confidence import DEFAULT_COST, ConfidenceRule, ThresholdRule, logit
 from hf_diversed.generation.drafting import DiversedCandidateGenerator
 from hf_diversed.generation.measurements import ConfidenceFit, RoundTimes, Survival
+from hf_diversed.generation.options import MAX_CONFIDENT_TOKENS
 from hf_diversed.generation.schedules import MAX_GAMMA, AdaptiveSchedule
 from hf_diversed.theory import ForwardTimes, best_gamma
 from tests.engines.modes import STATIC
@@ -171,7 +172,7 @@ def test_counts_are_those_of_the_blocks(pair, monkeypatch):
             stats = generate(pair, **call, verifier="static:0.6", streamer=streamer).stats
         widths = {width for _, width in blocks}
         assert len(widths) >= 3
-        assert max(widths) <= MAX_GAMMA
+        assert max(widths) <= MAX_CONFIDENT_TOKENS
         assert stats.num_drafted == sum(min(count, width) for counts, width in blocks for count in counts)
         assert stats.draft_forwards == 1 + sum(width for _, width in blocks)
         assert summed.num_drafted == stats.num_drafted
@@ -241,11 +242,11 @@ def test_maximum_length_and_sources(pair, monkeypatch):
     monkeypatch.setattr(ConfidenceRule, "stops", lambda self, confidences: False)
     monkeypatch.setattr(ConfidenceRule, "update", lambda self, accepted: None)
     assert drafted(pair) == 5
-    assert drafted(pair, **CONFIDENCE) == MAX_GAMMA
+    assert drafted(pair, **CONFIDENCE) == MAX_CONFIDENT_TOKENS
     assert drafted(pair, **CONFIDENCE, num_assistant_tokens=7) == 7
     assert drafted(pair, **CONFIDENCE, **STATIC) == 5
     monkeypatch.setattr(pair[1].generation_config, "num_assistant_tokens_schedule", "confidence", raising=False)
-    assert drafted(pair) == MAX_GAMMA
+    assert drafted(pair) == MAX_CONFIDENT_TOKENS
     assert drafted(pair, num_assistant_tokens_schedule="constant") == 5
     config = GenerationConfig(**GREEDY, num_assistant_tokens_schedule="constant")
     assert drafted(pair, generation_config=config) == 5
