@@ -189,26 +189,21 @@ def _rate(turns: Sequence[Mapping[str, Any]], method: str) -> float:
 def replay(
     pair: Pair, task: str, prompts: Sequence[torch.Tensor], arguments: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    """Record blocks; yield the tokens per target-forward time of each verifier, cost and rule."""
+    """Record blocks; yield for each verifier and schedule the ratios to the best constant length, by cost."""
     for verifier in arguments.verifiers:
         calls = [record_blocks(pair, ids, verifier, arguments) for ids in prompts[1:]]
         blocks = [block for call in calls for block in call]
+        alone = [length for call in calls for length in confident_lengths(call, DEFAULT_COST)]
+        records = {name: {"method": f"{verifier}:{name}", "blocks": len(blocks)} for name in SCHEDULES}
         for cost in arguments.costs:
-            constant = {gamma: replay_lengths(blocks, [gamma] * len(blocks), cost) for gamma in range(1, WIDTH + 1)}
-            best = max(constant, key=constant.__getitem__)
-            lengths = {
-                "confidence": [length for call in calls for length in confident_lengths(call, DEFAULT_COST)],
-                "adaptive": confident_lengths(blocks, cost),
-            }
-            record = {"cost": cost, "blocks": len(blocks), "best_constant": best, "constant": constant[best]}
-            for name, chosen in lengths.items():
-                rate = replay_lengths(blocks, chosen, cost)
-                yield record | {
-                    "method": f"{verifier}:{name}",
-                    "rate": rate,
-                    "over_best_constant": rate / constant[best],
-                    "drafted_per_round": sum(chosen) / len(chosen),
+            constant = [replay_lengths(blocks, [gamma] * len(blocks), cost) for gamma in range(1, WIDTH + 1)]
+            for name, lengths in zip(SCHEDULES, (alone, confident_lengths(blocks, cost))):
+                records[name] |= {
+                    f"best constant at {cost:g}": constant.index(max(constant)) + 1,
+                    f"drafted at {cost:g}": sum(lengths) / len(lengths),
+                    f"ratio at {cost:g}": replay_lengths(blocks, lengths, cost) / max(constant),
                 }
+        yield from records.values()
 
 
 def record_blocks(pair: Pair, ids: torch.Tensor, verifier: str, arguments: argparse.Namespace) -> list[Block]:

@@ -206,7 +206,6 @@ _READERS: dict[str, Callable[[str, Row], Iterator[Figure]]] = {
     "serving-acceptance": _rows("verifier", part="acceptance"),
     "serving-cost": _rows("verifier", "batch_size", part="cost"),
     "serving-load": _load,
-    "adaptive": _rows("verifier", task="task"),
     "random-draft": _rows("engine", "batch_size"),
     "head-costs": _rows("engine"),
     "importance": _rows("method"),

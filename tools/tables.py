@@ -580,21 +580,39 @@ def speed() -> dict[str, Table]:
             f"Over transformers' assisted generation at batch size 1 unless stated, {quartiles} 11 alternating runs; "
             "`static:0.7`, 5 draft tokens per round, 128 new tokens, 72% accepted, an x86-64 CPU.",
         ),
-        "adaptive": Table(
+        "draft-lengths": Table(
             "task, method",
             [
-                Row(f"{task}, `{name}`", name, "adaptive", task)
+                Row(f"{task}, `{verifier}:{schedule}`", f"{verifier}:{schedule}", "draft-lengths", task)
                 for task in TASKS
-                for name in ("static:0.3", "lossless")
+                for verifier in ("lossless", "lenience:0.3")
+                for schedule in ("5", "confidence", "adaptive")
             ],
             [
                 Column("draft tokens per round", "drafted_per_round", lambda figure: f"{figure.value:.1f}"),
-                Column("over the best constant length", "over_best_constant", number),
-                Column("best constant length", "best_constant", count),
-                Column("over length 5", "over_5", number),
+                ACCEPTED,
+                Column("speed over the best constant length", "over_best_constant", number),
+                Column("over the target", "over_target", number),
+                Column("over `upstream`", "over_upstream", number),
             ],
-            "Tokens per second of CPU time, eager engine, batch size 1; 16 held-out prompts, median (quartiles) of 3 "
-            "alternating turns, compared with constant lengths of 1, 2, 3, 5 and 8.",
+            "Tokens per second of wall time, eager engine, batch size 1, one thread; {n} held-out prompts per task, "
+            "median (quartiles) of paired ratios. Constant lengths: 2, 3, 5, 8. `upstream` is transformers' assisted "
+            "generation with its defaults. Measured by {command}.",
+        ),
+        "draft-lengths-replay": Table(
+            "task, method",
+            [
+                Row(f"{task}, `{verifier}:{schedule}`", f"{verifier}:{schedule}", "draft-lengths-replay", task)
+                for task in TASKS
+                for verifier in ("lossless", "lenience:0.3")
+                for schedule in ("confidence", "adaptive")
+            ],
+            [
+                Column("blocks", "blocks", count),
+                *(Column(f"cost {cost}", f"ratio at {cost}", number) for cost in ("0.15", "0.3", "0.43")),
+            ],
+            "Tokens per target-forward time over those of the best constant length up to 8, if a draft token costs so "
+            "many target forwards; {n} prompts per task. Measured by {command}.",
         ),
         "random-draft": Table(
             "engine, batch size",

@@ -1,0 +1,63 @@
+"""`benchmarks/draft_lengths.py`: replayed rounds, ratios of the same prompts, and runs that continue."""
+
+import json
+import sys
+
+import pytest
+
+from benchmarks import draft_lengths
+from benchmarks.draft_lengths import WIDTH, Block, confident_lengths, replay_lengths
+
+
+def test_replayed_tokens_are_those_before_the_first_rejection():
+    """Catches tokens after a rejection, and a bonus token that is missing."""
+    blocks = [Block([0.9] * WIDTH, [0.5, 0.5, 1.0, *[0.0] * (WIDTH - 3)]), Block([0.9] * WIDTH, [1.0] * WIDTH)]
+    assert replay_lengths(blocks, [3, 2], cost=0.5) == pytest.approx((1 + 0.5 + 0.25 + 0.25 + 3) / (2 + 0.5 * 5))
+
+
+def test_confident_blocks_are_longer():
+    """Catches a rule that does not read the confidence, and one that ignores the cost."""
+    sure, unsure = Block([0.99] * WIDTH, [1.0] * WIDTH), Block([0.05] * WIDTH, [0.2] * WIDTH)
+    assert sum(confident_lengths([sure] * 20, 0.3)) > sum(confident_lengths([unsure] * 20, 0.3))
+    assert sum(confident_lengths([sure, unsure] * 10, 0.1)) > sum(confident_lengths([sure, unsure] * 10, 0.6))
+
+
+def test_ratios_are_of_the_same_prompt():
+    """Catches ratios of sums, and a best constant length of another verifier."""
+    turns = [
+        {"target": [10, 1.0], "upstream": [10, 0.5], "lossless:2": [20, 1.0], "lossless:5": [10, 2.0]},
+        {"target": [10, 2.0], "upstream": [10, 2.0], "lossless:2": [40, 2.0], "lossless:5": [10, 2.0]},
+        {"target": [10, 4.0], "upstream": [10, 2.0], "lossless:2": [10, 4.0], "lossless:5": [10, 1.0]},
+    ]
+    counts = {"rounds": 2, "drafted": 4, "accepted": 3}
+    timed = [
+        {
+            name: dict(zip(("tokens", "seconds"), values)) | (counts if ":" in name else {})
+            for name, values in turn.items()
+        }
+        for turn in turns
+    ]
+    found = draft_lengths._summary(timed, "lossless:5")
+    assert found["best_constant"] == "lossless:2"
+    assert found["over_target"]["median"] == 1.0  # of 0.5, 1 and 4
+    assert found["over_best_constant"]["median"] == 0.25  # of 0.25, 0.25 and 4
+    assert found["acceptance_rate"] == 0.75
+
+
+def test_a_run_continues_and_replays(tmp_path, monkeypatch, capsys):
+    """Catches methods that cannot be decoded, and finished prompts that are decoded again."""
+    monkeypatch.setattr(draft_lengths, "EMBEDDED", ("math",))
+    output = tmp_path / "lengths.json"
+    short = ["x", "--output", str(output), "--num-prompts", "1", "--max-new-tokens", "12", "--constant", "2"]
+    monkeypatch.setattr(sys, "argv", short)
+    draft_lengths.main()
+    first = json.loads(output.read_text())["records"]
+    methods = {"target", "upstream", "upstream:2", "lossless:2", "lenience:0.3:confidence", "lossless:adaptive"}
+    assert methods <= {record["method"] for record in first}
+    monkeypatch.setattr(draft_lengths, "_decode", lambda *_: pytest.fail("the prompt has been decoded"))
+    draft_lengths.main()
+    assert json.loads(output.read_text())["records"] == first
+    monkeypatch.setattr(sys, "argv", [*short, "--replay", "--max-new-tokens", "40"])
+    draft_lengths.main()
+    replayed = json.loads(output.read_text())["records"]
+    assert {record["method"] for record in replayed} >= {"lossless:confidence", "lenience:0.3:adaptive"}
