@@ -5,11 +5,11 @@
         --data gsm8k=gsm8k_train_7473.jsonl,mbpp=mbpp_974.jsonl --output draft-lengths.json
     python -m benchmarks.draft_lengths --replay ...                                          # needs no idle machine
 
-Batch size 1, eager. Each prompt is decoded with every method before the next one; the first method changes. Ratios are
-of tokens per second of wall time on the same prompt: their median and quartiles. A method is `target`; `upstream`,
-transformers' assisted generation with its defaults; `upstream:5`, 5 draft tokens in every round; or a verifier with a
-constant length or a schedule, as `lossless:5` and `lenience:0.3:confidence`. Finished prompts are kept next to the
-output, so an interrupted run continues.
+Batch size 1, eager. Each prompt is decoded with every method before the next one; the method that runs first rotates.
+Ratios are of tokens per second of wall time on the same prompt: their median and quartiles. A method is `target`;
+`upstream`, transformers' assisted generation with its defaults; `upstream:5`, 5 draft tokens in every round; or a
+verifier with a constant length or a schedule, as `lossless:5` and `lenience:0.3:confidence`. Finished prompts are kept
+next to the output, so an interrupted run continues.
 
 `--replay` decodes the prompts with blocks of 8 draft tokens, and computes from the acceptance probabilities the tokens
 per target-forward time of every constant length, and of stopping by confidence with the fit of one call and with a fit
@@ -97,7 +97,8 @@ def time_methods(
     schedules = [*arguments.constant, *arguments.schedules]
     methods = [TARGET, UPSTREAM, *(f"{UPSTREAM}:{gamma}" for gamma in arguments.constant)]
     methods += [f"{verifier}:{schedule}" for verifier in arguments.verifiers for schedule in schedules]
-    settings = [arguments.temperature, arguments.max_new_tokens, arguments.threads, arguments.packed, arguments.seed]
+    names = ("target", "draft", "dtype", "temperature", "max_new_tokens", "threads", "packed", "seed")
+    settings = [getattr(arguments, name) for name in names]
     digest = data_digest([settings, methods, [ids.tolist() for ids in prompts]])
     path = arguments.output.with_suffix(f".{task}-{digest}.jsonl")
     turns = read_lines(path) if path.exists() else []
@@ -207,7 +208,7 @@ def replay(
 
 
 def record_blocks(pair: Pair, ids: torch.Tensor, verifier: str, arguments: argparse.Namespace) -> list[Block]:
-    """Decode a prompt with blocks of `WIDTH` draft tokens; return those that the length limit did not shorten."""
+    """Decode a prompt with `WIDTH` draft tokens per round; return the blocks that are not shorter."""
     inner, blocks = build_verifier(verifier), list[Block]()
 
     class Recorder(type(inner)):

@@ -356,7 +356,7 @@ def is_library_code(thing: object) -> bool:
 def class_functions(*things: object) -> list[types.FunctionType]:
     """Return the functions in the classes of objects and in the base classes; of a model those of all its modules.
 
-    Without those that initialize objects: dynamo replaces them in `nn.Module` when it first compiles.
+    `__init__` and `__setstate__` are omitted, because dynamo replaces them in `nn.Module` at the first compilation.
     """
     parts = (part for thing in things for part in (thing.modules() if isinstance(thing, nn.Module) else (thing,)))
     classes = dict.fromkeys(base for kind in dict.fromkeys(map(type, parts)) for base in kind.__mro__)

@@ -247,7 +247,9 @@ def _label(name: str) -> str:
     parsed = MethodName.parse(name)
     if parsed.name == DIVERSED and parsed.parameters:
         return f"DIVERSED, {Path(parsed.parameters).name}"
-    return f"SpecCascade {parsed.parameters}" if parsed.name == "spec_cascade" else _NAMES.get(name, name)
+    if parsed.name == "spec_cascade":
+        return f"SpecCascade {parsed.parameters or ''}".rstrip()
+    return _NAMES.get(name, name)
 
 
 def _percent(records: Sequence[Record], name: str) -> list[float]:

@@ -38,8 +38,8 @@ class Parts:
 
     Attributes:
         draft: the model that drafts; None for prompt lookup. verifier: adapted to this call.
-        max_gamma: maximum number of draft tokens per round. max_drafted: of those that the draft model drafts.
-        copies: whether tokens are copied from the text before the draft model is used.
+        max_gamma: maximum number of draft tokens per round. max_drafted: of those from the draft model.
+        max_copied: of those copied from the text before the draft model is used; 0 without copies.
         random_source: None for greedy decoding.
         rule: ends draft blocks early in eager rounds; None to draft as many tokens as requested.
     """
@@ -50,7 +50,7 @@ class Parts:
     rows: RaggedRows
     max_gamma: int
     max_drafted: int
-    copies: bool
+    max_copied: int
     processor: BlockProcessor
     random_source: RandomSource | None
     rule: StoppingRule | None
@@ -77,7 +77,7 @@ class Parts:
         limit, reason, compiler = find_rotary_limit(model, positions, self.rows.max_length), None, None
         if request.config.cache_implementation == "static":
             reason = StaticEngine.cannot_serve(model, self.draft, self.rows)
-            if self.copies:
+            if self.max_copied:
                 reason = "rounds with copied and with drafted tokens have different shapes"
             if limit is not None:
                 reason = "the target's rotary frequencies change at a length that the call can reach"
@@ -156,7 +156,7 @@ class Parts:
             runner=runner,
             rule=rule,
         )
-        if not self.copies:
+        if not self.max_copied:
             return drafter
         return CopyingDrafter(self._lookup(vocab_size, ngram_size or _COPIED_NGRAM_SIZE, whole_ngram=True), drafter)
 
@@ -166,7 +166,7 @@ class Parts:
             self.processor,
             self.request.model_kwargs.get("attention_mask"),
             vocab_size,
-            num_tokens=self.max_gamma,
+            num_tokens=self.max_copied or self.max_gamma,
             max_ngram_size=ngram_size,
             do_sample=self.random_source is not None,
             whole_ngram=whole_ngram,

@@ -352,7 +352,9 @@ def check_stopping(schedule: str | None, threshold: float | None, has_draft_mode
     Warn once about a schedule that is not supported. None for settings that are not set.
     """
     if threshold is not None:
-        advice = "A draft block ends after a token with a lower probability under the draft model; 0 sets no limit."
+        advice = (
+            "A draft block ends after a token with a lower probability under the draft model; 0 sets no threshold."
+        )
         check_range("assistant_confidence_threshold", threshold, 0.0, 1.0, advice)
     named = [f"assistant_confidence_threshold={threshold!r}"] if threshold else []
     named += [f"num_assistant_tokens_schedule={schedule!r}"] if schedule == CONFIDENCE else []
@@ -364,9 +366,8 @@ def check_stopping(schedule: str | None, threshold: float | None, has_draft_mode
         )
     if schedule not in (None, CONSTANT, ADAPTIVE, CONFIDENCE):
         logger.warning_once(
-            f"num_assistant_tokens_schedule={schedule!r} has no effect with a verifier: every round drafts the same "
-            f'number of tokens; "{CONFIDENCE}" stops where the draft model is unsure, and "{ADAPTIVE}" also measures '
-            "times."
+            f"num_assistant_tokens_schedule={schedule!r} has no effect with a verifier; supported are "
+            f'"{CONSTANT}", "{CONFIDENCE}" and "{ADAPTIVE}".'
         )
 
 

@@ -119,7 +119,7 @@ class DiversedCandidateGenerator(CandidateGenerator):
         self.model.keep(rows)
 
     def rewind(self, width: int, accepted: list[int]) -> None:
-        """Update the state after verification of a block of `width` draft tokens. `accepted`: their number per row."""
+        """Update the state after a block of `width` draft tokens was verified. `accepted`: number accepted per row."""
         # The cache lacks the last draft token, so a fully accepted row lags by two.
         self._behind = 2 if any(accepted[row] == width for row in self.rows.running) else 1
         if self.rule is not None:

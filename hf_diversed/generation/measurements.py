@@ -164,10 +164,14 @@ class ConfidenceFit:
     """
 
     def __init__(self) -> None:
-        self.parameters = _PRIOR
-        self._precision = _PRIOR_PRECISION[0], 0.0, _PRIOR_PRECISION[1]
+        # One attribute, so that threads that share the fit never combine values of different updates.
+        self._state = _PRIOR, (_PRIOR_PRECISION[0], 0.0, _PRIOR_PRECISION[1])
         self._counts = _PRIOR_DRAFTS * _PRIOR_RATE, _PRIOR_DRAFTS  # accepted, verified
         self._sums = _PRIOR_ROUNDS, _PRIOR_ROUNDS * _PRIOR_WIDTH, _PRIOR_ROUNDS * _PRIOR_TOKENS
+
+    @property
+    def parameters(self) -> tuple[float, float]:
+        return self._state[0]
 
     def acceptance(self, logit: float) -> float:
         """Return the acceptance probability of a draft token."""
@@ -185,10 +189,11 @@ class ConfidenceFit:
 
     def update(self, logit: float, accepted: bool) -> None:
         """Record a verified draft token."""
-        expected, (intercept, slope) = self.acceptance(logit), self.parameters
+        (intercept, slope), precision = self._state
+        expected = 1.0 / (1.0 + math.exp(-(intercept + slope * logit)))
         weight, error = expected * (1.0 - expected), accepted - expected
-        fresh = [(1.0 - _KEEP) * precision for precision in _PRIOR_PRECISION]  # forgotten data give way to the prior
-        a, b, d = (_KEEP * old for old in self._precision)
+        fresh = [(1.0 - _KEEP) * each for each in _PRIOR_PRECISION]  # the prior replaces forgotten data
+        a, b, d = (_KEEP * old for old in precision)
         a, b, d = a + fresh[0] + weight, b + weight * logit, d + fresh[1] + weight * logit**2
         first = error + fresh[0] * (_PRIOR[0] - intercept)
         second = error * logit + fresh[1] * (_PRIOR[1] - slope)
@@ -197,8 +202,7 @@ class ConfidenceFit:
             intercept + (d * first - b * second) / determinant,
             slope + (a * second - b * first) / determinant,
         )
-        # Assigned at once, as calls in several threads share the fit.
-        self._precision, self.parameters = (a, b, d), (intercept, slope)
+        self._state = (intercept, slope), (a, b, d)
         self._counts = _KEEP * self._counts[0] + accepted, _KEEP * self._counts[1] + 1.0
 
     def add_round(self, tokens: float, drafted: int) -> None:

@@ -19,11 +19,6 @@ MAX_CONFIDENT_TOKENS = 8  # per round with the schedule "confidence", if no numb
 CONSTANT, CONFIDENCE, ADAPTIVE = "constant", "confidence", "adaptive"  # values of `num_assistant_tokens_schedule`
 
 
-def default_schedule(batch_size: int) -> str:
-    """Return the schedule of a call that names none."""
-    return CONSTANT
-
-
 @dataclass(frozen=True)
 class Options:
     """Arguments that the hook adds to `generate`; None if not given."""

@@ -27,9 +27,9 @@ from hf_diversed.generation.measurements import ConfidenceFit, Kept, RoundTimes,
 from hf_diversed.generation.options import (
     ADAPTIVE,
     CONFIDENCE,
+    CONSTANT,
     DEFAULT_NUM_ASSISTANT_TOKENS,
     MAX_CONFIDENT_TOKENS,
-    default_schedule,
 )
 from hf_diversed.generation.processing import BlockProcessor, StopTracker
 from hf_diversed.generation.recording import Recorder
@@ -75,8 +75,8 @@ def diversed_decoding(
         model: the target model. input_ids: long `[B, S]`, left-padded.
         assistant_model: the draft model; None if the generation config names another source of draft tokens:
             `prompt_lookup_num_tokens` (the text) or `assistant_early_exit` (the target's first layers). With a draft
-            model, `prompt_lookup_num_tokens` are copied where the last `max_matching_ngram_size` tokens, 3 if not
-            set, occurred before.
+            model, at most `prompt_lookup_num_tokens` are copied where the last `max_matching_ngram_size` tokens, 3
+            if not set, occurred before.
         verifier: accepts or replaces draft tokens.
         num_assistant_tokens: gamma, draft tokens per round; None for the default of the verifier or the draft model,
             else 5.
@@ -147,7 +147,7 @@ class Plan:
 
     Attributes:
         engine: with rows, verifier, both models and their caches.
-        gamma: draft tokens per round, their maximum if the engine has a rule, at first if `schedule` chooses it.
+        gamma: draft tokens per round; their maximum if the engine has a rule or copies, unless `schedule` chooses it.
         schedule: None for a constant gamma.
         may_compact: whether finished rows may be dropped: no model, processor, criterion or result indexes rows.
         uses_inference_mode: whether no user code receives tensors of the loop, and nothing is compiled.
@@ -175,24 +175,26 @@ def plan(request: Request) -> Plan:
     max_length = max(length, request.input_ids.shape[1] + 1)
     verifier = request.verifier
     assert verifier is not None
-    named, threshold = (_stopping_setting(request, name) for name in STOPPING_SETTINGS)
-    checks.check_stopping(named, threshold, draft is not None)
-    schedule = default_schedule(len(request.input_ids)) if named is None else named
+    given_schedule, threshold = (_stopping_setting(request, name) for name in STOPPING_SETTINGS)
+    checks.check_stopping(given_schedule, threshold, draft is not None)
+    schedule = CONSTANT if given_schedule is None else given_schedule
     gamma = draft_length(config, request.num_assistant_tokens, verifier, assistant)
     rule = _rule(request, schedule, threshold) if draft is not None and verifier.allows_early_stop else None
-    longest, copied = gamma, 0 if assistant is None else config.prompt_lookup_num_tokens or 0
+    max_drafted, copied = gamma, 0 if assistant is None else config.prompt_lookup_num_tokens or 0
     if schedule == ADAPTIVE and copied:
         raise ValueError(
             'num_assistant_tokens_schedule="adaptive" cannot be combined with prompt_lookup_num_tokens and a draft '
             'model, whose rounds take different times; use "confidence" or "constant".'
         )
     if schedule == ADAPTIVE:
-        longest = max(gamma, MAX_GAMMA)
+        max_drafted = max(gamma, MAX_GAMMA)
     elif schedule == CONFIDENCE and rule is not None:
-        longest = draft_length(config, request.num_assistant_tokens, verifier, assistant, MAX_CONFIDENT_TOKENS)
+        max_drafted = draft_length(config, request.num_assistant_tokens, verifier, assistant, MAX_CONFIDENT_TOKENS)
     temperatures = row_temperatures(request.temperatures, config, request.input_ids)
     checks.check_verifier(verifier, _context(request, draft, temperatures))
-    gamma, max_gamma = _within_length(gamma, max(longest, copied), max_length - request.input_ids.shape[1] - 1, config)
+    gamma, max_gamma = _within_length(
+        gamma, max(max_drafted, copied), max_length - request.input_ids.shape[1] - 1, config
+    )
     rows = RaggedRows(
         request.input_ids, max_length, max_gamma, criteria.eos_ids, _compat.pad_token_id(config), temperatures
     )
@@ -202,17 +204,18 @@ def plan(request: Request) -> Plan:
         verifier=verifier,
         rows=rows,
         max_gamma=max_gamma,
-        max_drafted=min(longest, max_gamma),
-        copies=copied > 0,
+        max_drafted=min(max_drafted, max_gamma),
+        max_copied=min(copied, max_gamma),
         processor=BlockProcessor(request.processors),
         random_source=_random_source(request),
         rule=rule,
     )
     engine, stops, wants = parts.engine(), StopTracker(rows, criteria), wanted_results(request)
-    if engine.rule is None and (threshold or named == CONFIDENCE):
+    if engine.rule is None and (threshold or given_schedule == CONFIDENCE):
+        name, value = (STOPPING_SETTINGS[1], threshold) if threshold else (STOPPING_SETTINGS[0], schedule)
         logger.warning_once(
-            f"every round drafts {gamma} tokens, and the confidence of the draft model has no effect: "
-            + ("compiled rounds have a constant length." if rule else f"{verifier!r} does not allow early stops.")
+            f"{name}={value!r} has no effect: "
+            + ("compiled rounds do not end early." if rule else f"{verifier!r} does not allow blocks to end early.")
         )
     indexes_rows = parts.keep_rows or parts.processor.reads_prefix or stops.criteria
     return Plan(
@@ -250,12 +253,12 @@ def _rule(request: Request, schedule: str, threshold: float | None) -> StoppingR
     return ConfidenceRule(ConfidenceFit()) if schedule == CONFIDENCE else None
 
 
-def _within_length(gamma: int, longest: int, remaining: int, config: GenerationConfig) -> tuple[int, int]:
+def _within_length(gamma: int, max_drafted: int, remaining: int, config: GenerationConfig) -> tuple[int, int]:
     """Return gamma of the first rounds and its maximum, for rows that can still emit `remaining` + 1 tokens."""
     remaining = max(remaining, 1)
     if config.cache_implementation == "static":
         remaining = gamma_for(remaining)  # rounded, so that static rounds of few different lengths are compiled
-    max_gamma = min(longest, remaining)
+    max_gamma = min(max_drafted, remaining)
     return min(gamma, max_gamma), max_gamma
 
 

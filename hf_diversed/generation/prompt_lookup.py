@@ -47,7 +47,7 @@ class PromptLookupDrafter:
         self.rows = rows
         self.vocab_size = vocab_size
         self.do_sample = do_sample
-        self._whole_ngram = max_ngram_size if whole_ngram else 0
+        self._min_match = max_ngram_size if whole_ngram else 0
         self._first = [0] * len(rows.ids)
         if prompt_mask is not None:
             self._first = (prompt_mask != 0).long().argmax(dim=-1).tolist()
@@ -98,7 +98,7 @@ class PromptLookupDrafter:
     def _look_up(self, ids: torch.Tensor, row: int, count: int) -> torch.Tensor:
         """Return up to `count` draft tokens after `ids`, long `[N]`."""
         text = ids[None, self._first[row] :]
-        if count < 1 or (self._whole_ngram and not _repeats(text[0], self._whole_ngram)):
+        if count < 1 or (self._min_match and not _repeats(text[0], self._min_match)):
             return text[0, :0]
         candidates, _ = self._lookup.get_candidates(text)
         return candidates[0, text.shape[1] :][:count]
@@ -126,7 +126,7 @@ class CopyingDrafter:
     processed by the draft model until it drafts again.
 
     Args:
-        lookup: copies up to as many tokens as a round asks for. drafter: drafts up to `gamma`.
+        lookup: copies tokens. drafter: drafts up to `gamma` tokens in other rounds.
     """
 
     def __init__(self, lookup: PromptLookupDrafter, drafter: DiversedCandidateGenerator):

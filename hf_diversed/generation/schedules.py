@@ -78,11 +78,13 @@ class AdaptiveSchedule:
             self.rule.cost = costs.draft
         explores = costs is None or times.num_rounds < _EXPLORE
         if costs is not None and not explores and not self.survival.is_new:
-            best, speedup = best_gamma(self._useful(), costs, [gamma for gamma in gammas if gamma])
+            if self.rule is None:
+                best, speedup = best_gamma(self._useful(), costs, [gamma for gamma in gammas if gamma])
+            else:
+                best, speedup = max(gammas), self.rule.fit.rate(costs.draft)
             if speedup <= 1.0:
                 self._stopped = not times.may_probe
                 return 0 if self._stopped else best
-            best = best if self.rule is None else max(gammas)
         if not explores and times.num_rounds % _TRY_ANOTHER_EVERY:
             return best
         others = neighbours(best, [gamma for gamma in gammas if gamma <= max(self._limits)])

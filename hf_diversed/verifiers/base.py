@@ -31,7 +31,7 @@ class Verifier:
         state_width: number of state values per row, kept between rounds.
         num_assistant_tokens: default number of draft tokens per round, used if the caller sets none.
         allows_early_stop: whether the length of a draft block may depend on its draft tokens. False if a shorter block
-            is verified more permissively; every block then has `num_assistant_tokens` draft tokens.
+            is verified more permissively; the draft model's confidence then ends no block.
         needs_check: whether the first verdict of each call is validated; True for classes outside this package.
     """
 

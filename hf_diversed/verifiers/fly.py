@@ -19,7 +19,7 @@ class FLyVerifier(Verifier):
     Args:
         entropy_threshold: at least 0, `fly_entropy_threshold`.
         window_size: at least 1, `fly_window_size`. None is the number of draft tokens after the first one, at most 6.
-            A block that ends early would then have a smaller window and forgive more, so its length is constant.
+            A shorter block would have a smaller window and accept more, so confidence does not end its blocks.
         top_k: at least 1, `fly_entropy_top_k`.
     """
 

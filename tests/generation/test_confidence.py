@@ -255,7 +255,7 @@ def test_maximum_length_and_sources(pair, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"assistant_confidence_threshold": -0.1}, r"must lie in \[0, 1\], got -0.1.*0 sets no limit"),
+        ({"assistant_confidence_threshold": -0.1}, r"must lie in \[0, 1\], got -0.1.*0 sets no threshold"),
         ({"assistant_confidence_threshold": 1.5}, r"must lie in \[0, 1\], got 1.5"),
         ({"assistant_confidence_threshold": float("nan")}, r"must lie in \[0, 1\], got nan"),
         ({"assistant_confidence_threshold": "high"}, r"must lie in \[0, 1\], got 'high'"),

@@ -301,6 +301,25 @@ def test_the_draft_model_catches_up_after_copies(pair, sources, monkeypatch):
     assert set(sources) == {True, False}
 
 
+def test_at_most_the_given_number_of_tokens_is_copied(pair, monkeypatch):
+    """Catches copies as long as the blocks of the draft model, and rows that are shorter than the copied text."""
+    widths, propose = set(), CopyingDrafter.propose
+
+    def watched(self, counts):
+        draft, drafted = propose(self, counts)
+        widths.add((self._copied, 0 if draft is None else draft.tokens.shape[1]))
+        return draft, drafted
+
+    monkeypatch.setattr(CopyingDrafter, "propose", watched)
+    ids = torch.tensor([[0, 5, 5, 5], [0, 0, 9, 9]])
+    batch = {"input_ids": ids, "attention_mask": (ids > 0).long(), "max_new_tokens": 40, "do_sample": False}
+    plain = pair[0].generate(**batch, eos_token_id=None)
+    call = {**batch, **BOTH, "prompt_lookup_num_tokens": 2, "num_assistant_tokens": 5, "max_matching_ngram_size": 1}
+    assert torch.equal(pair[0].generate(**call, assistant_model=pair[1], eos_token_id=None), plain)
+    assert max(width for copied, width in widths if copied) == 2
+    assert max(width for copied, width in widths if not copied) == 5
+
+
 def test_copies_before_a_draft_model_keep_the_distribution(pair, sources):
     """Catches a copied token that is verified with q of the draft model."""
     target, draft = pair
