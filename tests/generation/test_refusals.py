@@ -216,7 +216,10 @@ REFUSED = [
     # modes
     refused(generate(num_beams=3), "num_beams; got 3; must be 1"),
     refused(generate(generation_config=tf.GenerationConfig(num_beams=3, max_length=12)), "num_beams; 3"),
-    refused(generate(prompt_lookup_num_tokens=3), "assistant_model and prompt_lookup_num_tokens=3; pass only one"),
+    refused(
+        generate(prompt_lookup_num_tokens=3, num_assistant_tokens_schedule="adaptive"),
+        '"adaptive"; prompt_lookup_num_tokens; draft model; "confidence"',
+    ),
     refused(looking_up(prompt_lookup_num_tokens=0), "prompt_lookup_num_tokens; >= 1; got 0"),
     refused(looking_up(max_matching_ngram_size=0), "max_matching_ngram_size; >= 1; got 0"),
     refused(looking_up(num_assistant_tokens=5), "=3; =5; pass only the first"),
@@ -432,7 +435,7 @@ def test_the_valid_call_succeeds():
 
 @pytest.mark.parametrize(
     ("entry", "value"),
-    [("num_beams", 4), ("token_healing", True), ("prompt_lookup_num_tokens", 3), ("cache_implementation", "paged")],
+    [("num_beams", 4), ("token_healing", True), ("assistant_early_exit", 1), ("cache_implementation", "paged")],
 )
 def test_modes_set_in_the_models_own_config(entry, value, monkeypatch):
     """Catches a check of the call's arguments only: generation configs of checkpoints also select modes."""
