@@ -346,10 +346,14 @@ def check_vocabularies(model: PreTrainedModel, draft: PreTrainedModel) -> None:
         )
 
 
-def check_stopping(schedule: str | None, threshold: float | None, has_draft_model: bool) -> None:
-    """Raise ValueError for an invalid confidence threshold, and for stopping by confidence without a draft model.
+def check_stopping(schedule: str | None, threshold: float | None, has_draft_model: bool, copies: bool) -> None:
+    """Raise ValueError for an invalid threshold, and for settings that the sources of draft tokens do not support.
 
-    Warn once about a schedule that is not supported. None for settings that are not set.
+    Warn once about a schedule that is not supported.
+
+    Args:
+        schedule, threshold: None if not set.
+        copies: whether tokens are copied from the text before the draft model is used.
     """
     if threshold is not None:
         advice = (
@@ -363,6 +367,11 @@ def check_stopping(schedule: str | None, threshold: float | None, has_draft_mode
             f"{named[0]} needs the probabilities of a draft model, which prompt lookup (prompt_lookup_num_tokens) "
             'lacks: pass assistant_model=, or use num_assistant_tokens_schedule="constant" or "adaptive" without a '
             "threshold."
+        )
+    if schedule == ADAPTIVE and copies:
+        raise ValueError(
+            'num_assistant_tokens_schedule="adaptive" cannot be combined with prompt_lookup_num_tokens and a draft '
+            'model, whose rounds take different times; use "confidence" or "constant".'
         )
     if schedule not in (None, CONSTANT, ADAPTIVE, CONFIDENCE):
         logger.warning_once(

@@ -148,7 +148,7 @@ class Survival:
 
 
 _PRIOR = (0.64, 0.64)  # intercept and slope: lossless verification of Qwen2.5-Coder 1.5B with 0.5B
-_PRIOR_PRECISION = (1.0, 4.0)  # on the embedded pair, this prior stops best within the calls of one prompt
+_PRIOR_PRECISION = (1.0, 4.0)  # chosen by replays on the embedded pair
 _KEEP = 0.5 ** (1.0 / 512)  # per verified draft token
 _PRIOR_ROUNDS, _PRIOR_WIDTH, _PRIOR_TOKENS = 4.0, 3.0, 3.0
 

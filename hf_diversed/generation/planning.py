@@ -176,16 +176,12 @@ def plan(request: Request) -> Plan:
     verifier = request.verifier
     assert verifier is not None
     given_schedule, threshold = (_stopping_setting(request, name) for name in STOPPING_SETTINGS)
-    checks.check_stopping(given_schedule, threshold, draft is not None)
+    copied = 0 if assistant is None else config.prompt_lookup_num_tokens or 0
+    checks.check_stopping(given_schedule, threshold, draft is not None, copied > 0)
     schedule = CONSTANT if given_schedule is None else given_schedule
     gamma = draft_length(config, request.num_assistant_tokens, verifier, assistant)
     rule = _rule(request, schedule, threshold) if draft is not None and verifier.allows_early_stop else None
-    max_drafted, copied = gamma, 0 if assistant is None else config.prompt_lookup_num_tokens or 0
-    if schedule == ADAPTIVE and copied:
-        raise ValueError(
-            'num_assistant_tokens_schedule="adaptive" cannot be combined with prompt_lookup_num_tokens and a draft '
-            'model, whose rounds take different times; use "confidence" or "constant".'
-        )
+    max_drafted = gamma
     if schedule == ADAPTIVE:
         max_drafted = max(gamma, MAX_GAMMA)
     elif schedule == CONFIDENCE and rule is not None:
@@ -253,12 +249,16 @@ def _rule(request: Request, schedule: str, threshold: float | None) -> StoppingR
     return ConfidenceRule(ConfidenceFit()) if schedule == CONFIDENCE else None
 
 
-def _within_length(gamma: int, max_drafted: int, remaining: int, config: GenerationConfig) -> tuple[int, int]:
-    """Return gamma of the first rounds and its maximum, for rows that can still emit `remaining` + 1 tokens."""
+def _within_length(gamma: int, requested: int, remaining: int, config: GenerationConfig) -> tuple[int, int]:
+    """Return gamma of the first rounds and its maximum, both within the length limit.
+
+    Args:
+        requested: maximum without a limit. remaining: number of tokens that a row can still emit, minus 1.
+    """
     remaining = max(remaining, 1)
     if config.cache_implementation == "static":
         remaining = gamma_for(remaining)  # rounded, so that static rounds of few different lengths are compiled
-    max_gamma = min(max_drafted, remaining)
+    max_gamma = min(requested, remaining)
     return min(gamma, max_gamma), max_gamma
 
 
