@@ -107,14 +107,14 @@ _PACKED: list[tuple[torch.Tensor, torch.Tensor | None]] = []
 
 
 def pack_linear_layers(model: torch.nn.Module) -> None:
-    """Store the weights of bfloat16 linear layers on the CPU in oneDNN's blocked layout.
+    """Store the weights of linear layers on the CPU in oneDNN's blocked layout.
 
-    Forward passes are faster and give the same results. The weights must not change afterwards.
+    The layers are those in float32, and in bfloat16 where the CPU has instructions for it. Forward passes are faster
+    and give the same results up to rounding. The weights must not change afterwards.
     """
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return
+    dtypes = {torch.float32} | ({torch.bfloat16} if torch.ops.mkldnn._is_mkldnn_bf16_supported() else set())
     for layer in model.modules():
-        if isinstance(layer, torch.nn.Linear) and layer.weight.dtype == torch.bfloat16 and layer.weight.is_cpu:
+        if isinstance(layer, torch.nn.Linear) and layer.weight.dtype in dtypes and layer.weight.is_cpu:
             bias = None if layer.bias is None else layer.bias.detach()
             _PACKED.append((torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), 8), bias))
             layer.forward = partial(_packed_linear, len(_PACKED) - 1, layer.out_features)
