@@ -17,24 +17,24 @@ SAMPLED = {"max_new_tokens": 12, "do_sample": True, "top_k": 0}
 # With tied weights a random model repeats its input token.
 _TOKENS = {"vocab_size": VOCAB_SIZE, "pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": BOS}
 _TOKENS["tie_word_embeddings"] = False
-_BASE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 128}
-_BASE |= {"num_attention_heads": 4, "num_key_value_heads": 2, **_TOKENS}
+BASE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 128}
+BASE |= {"num_attention_heads": 4, "num_key_value_heads": 2, **_TOKENS}
 _GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8}
 _GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, **_TOKENS}
 _VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 _VISION |= {"image_size": 28, "patch_size": 14}
 _EXPERTS = {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2}
-_MIXED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
-_LATENT = {"moe_intermediate_size": 16, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2}
-_LATENT |= {"n_shared_experts": 1, "first_k_dense_replace": 1, "kv_lora_rank": 16, "q_lora_rank": 16}
-_LATENT |= {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12, "num_key_value_heads": 4}
+MIXED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+LATENT = {"moe_intermediate_size": 16, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2}
+LATENT |= {"n_shared_experts": 1, "first_k_dense_replace": 1, "kv_lora_rank": 16, "q_lora_rank": 16}
+LATENT |= {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12, "num_key_value_heads": 4}
 
 
 _QUERIES_OR_KEYS = re.compile("q_proj|k_proj|qkv|query_key_value|c_attn|q_a_proj|q_b_proj|kv_a_proj|kv_b_proj")
 
 
 def _gemma3_vision():
-    text = {**_BASE, **_GEMMA, **_MIXED, "model_type": "gemma3_text"}
+    text = {**BASE, **_GEMMA, **MIXED, "model_type": "gemma3_text"}
     config = tf.Gemma3Config(
         text_config=text, vision_config=_VISION, mm_tokens_per_image=4, image_token_index=3, tie_word_embeddings=False
     )
@@ -42,32 +42,32 @@ def _gemma3_vision():
 
 
 ARCHITECTURES = {
-    "llama": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**_BASE)),
-    "qwen2": lambda: tf.Qwen2ForCausalLM(tf.Qwen2Config(**_BASE)),
+    "llama": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**BASE)),
+    "qwen2": lambda: tf.Qwen2ForCausalLM(tf.Qwen2Config(**BASE)),
     "qwen3": lambda: tf.Qwen3ForCausalLM(
-        tf.Qwen3Config(**_BASE, head_dim=8, use_sliding_window=True, sliding_window=8, max_window_layers=1)
+        tf.Qwen3Config(**BASE, head_dim=8, use_sliding_window=True, sliding_window=8, max_window_layers=1)
     ),
     "qwen3_moe": lambda: tf.Qwen3MoeForCausalLM(
-        tf.Qwen3MoeConfig(**_BASE, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+        tf.Qwen3MoeConfig(**BASE, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
     ),
-    "gemma2": lambda: tf.Gemma2ForCausalLM(tf.Gemma2Config(**_BASE, **_GEMMA)),
-    "gemma3_text": lambda: tf.Gemma3ForCausalLM(tf.Gemma3TextConfig(**{**_BASE, **_GEMMA, **_MIXED})),
+    "gemma2": lambda: tf.Gemma2ForCausalLM(tf.Gemma2Config(**BASE, **_GEMMA)),
+    "gemma3_text": lambda: tf.Gemma3ForCausalLM(tf.Gemma3TextConfig(**{**BASE, **_GEMMA, **MIXED})),
     "gemma3_multimodal": _gemma3_vision,
-    "mistral": lambda: tf.MistralForCausalLM(tf.MistralConfig(**_BASE, sliding_window=8)),
-    "phi3": lambda: tf.Phi3ForCausalLM(tf.Phi3Config(**_BASE, sliding_window=8)),
-    "granite": lambda: tf.GraniteForCausalLM(tf.GraniteConfig(**_BASE)),
-    "olmo2": lambda: tf.Olmo2ForCausalLM(tf.Olmo2Config(**_BASE)),
-    "cohere": lambda: tf.CohereForCausalLM(tf.CohereConfig(**_BASE, logit_scale=1.0)),
-    "cohere2": lambda: tf.Cohere2ForCausalLM(tf.Cohere2Config(**_BASE, **_MIXED, logit_scale=1.0)),
+    "mistral": lambda: tf.MistralForCausalLM(tf.MistralConfig(**BASE, sliding_window=8)),
+    "phi3": lambda: tf.Phi3ForCausalLM(tf.Phi3Config(**BASE, sliding_window=8)),
+    "granite": lambda: tf.GraniteForCausalLM(tf.GraniteConfig(**BASE)),
+    "olmo2": lambda: tf.Olmo2ForCausalLM(tf.Olmo2Config(**BASE)),
+    "cohere": lambda: tf.CohereForCausalLM(tf.CohereConfig(**BASE, logit_scale=1.0)),
+    "cohere2": lambda: tf.Cohere2ForCausalLM(tf.Cohere2Config(**BASE, **MIXED, logit_scale=1.0)),
     "gpt_oss": lambda: tf.GptOssForCausalLM(
-        tf.GptOssConfig(**_BASE, **_MIXED, **_EXPERTS, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+        tf.GptOssConfig(**BASE, **MIXED, **_EXPERTS, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
     ),
-    "deepseek_v3": lambda: tf.DeepseekV3ForCausalLM(tf.DeepseekV3Config(**{**_BASE, **_LATENT})),
+    "deepseek_v3": lambda: tf.DeepseekV3ForCausalLM(tf.DeepseekV3Config(**{**BASE, **LATENT})),
     "gpt_bigcode": lambda: tf.GPTBigCodeForCausalLM(tf.GPTBigCodeConfig(**_GPT2)),
-    "glm": lambda: tf.GlmForCausalLM(tf.GlmConfig(**_BASE, head_dim=8)),
-    "stablelm": lambda: tf.StableLmForCausalLM(tf.StableLmConfig(**_BASE)),
-    "starcoder2": lambda: tf.Starcoder2ForCausalLM(tf.Starcoder2Config(**_BASE, sliding_window=8)),
-    "smollm3": lambda: tf.SmolLM3ForCausalLM(tf.SmolLM3Config(**_BASE)),
+    "glm": lambda: tf.GlmForCausalLM(tf.GlmConfig(**BASE, head_dim=8)),
+    "stablelm": lambda: tf.StableLmForCausalLM(tf.StableLmConfig(**BASE)),
+    "starcoder2": lambda: tf.Starcoder2ForCausalLM(tf.Starcoder2Config(**BASE, sliding_window=8)),
+    "smollm3": lambda: tf.SmolLM3ForCausalLM(tf.SmolLM3Config(**BASE)),
     "gpt2": lambda: tf.GPT2LMHeadModel(tf.GPT2Config(**_GPT2)),
     "gpt_neox": lambda: tf.GPTNeoXForCausalLM(tf.GPTNeoXConfig(**_without("num_key_value_heads"))),
     "opt": lambda: tf.OPTForCausalLM(
@@ -84,13 +84,17 @@ ARCHITECTURES = {
 
 
 def _without(*names: str) -> dict:
-    return {name: value for name, value in _BASE.items() if name not in names}
+    return {name: value for name, value in BASE.items() if name not in names}
 
 
-def tiny_model(architecture: str = "llama", seed: int = 0, attention: str = "sdpa"):
-    """Return a random model in eval mode whose greedy text varies and has no near ties."""
+def tiny_model(architecture="llama", seed: int = 0, attention: str = "sdpa"):
+    """Return a random model in eval mode whose greedy text varies and has no near ties.
+
+    Args:
+        architecture: a name in `ARCHITECTURES`, or a function that creates the model.
+    """
     torch.manual_seed(seed)
-    model = ARCHITECTURES[architecture]().eval()
+    model = ARCHITECTURES.get(architecture, architecture)().eval()
     model.set_attn_implementation(attention)
     sharpen(model)
     model.generation_config = tf.GenerationConfig(pad_token_id=PAD, eos_token_id=EOS, bos_token_id=BOS)
@@ -163,9 +167,10 @@ def tiny_head(seed: int = 0, **config) -> DiversedHead:
     return head
 
 
-def word_tokenizer(prefix: str = "") -> tf.PreTrainedTokenizerFast:
-    """One word per id, "w5" for 5, padded on the left; `prefix` is put before every text."""
-    backend = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, unk_token="w3"))
+def word_tokenizer(prefix: str = "", words: list[str] | None = None) -> tf.PreTrainedTokenizerFast:
+    """One word per id, "w5" for 5 unless `words` are given, padded on the left; `prefix` is put before every text."""
+    words = [f"w{i}" for i in range(VOCAB_SIZE)] if words is None else words
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="w3"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if prefix:
         special = [(prefix, int(prefix[1:]))]

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_diversed import model_facts
-from hf_diversed.blocks import DraftOutput, Round
+from hf_diversed.blocks import Round
 from hf_diversed.engines import static_round
 from hf_diversed.engines.buffers import SMALLEST_GAMMA, gamma_for, pad_rows, size_for
 from hf_diversed.engines.compiling import Compiler, Shape, cannot_be_traced, warn_once
@@ -91,8 +91,8 @@ class StaticEngine:
     def prefill(self, chunk_size: int | None) -> None:
         self.eager.prefill(chunk_size)
 
-    def rewind(self, draft: DraftOutput | None, accepted: list[int]) -> None:
-        self.eager.rewind(draft, accepted)
+    def rewind(self, round: Round, accepted: list[int]) -> None:
+        self.eager.rewind(round, accepted)
 
     def keep(self, kept: torch.Tensor) -> None:
         self.eager.keep(kept)

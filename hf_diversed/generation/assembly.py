@@ -7,16 +7,18 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_diversed import model_facts
 from hf_diversed.engines.buffers import size_for
 from hf_diversed.engines.compiling import Compiler, how_to_compile, warn_once, why_untraceable
 from hf_diversed.engines.static import StaticEngine
 from hf_diversed.engines.static_model import StaticModel
+from hf_diversed.generation.candidates import CandidateDrafter
 from hf_diversed.generation.confidence import StoppingRule
 from hf_diversed.generation.decoding import EagerEngine
 from hf_diversed.generation.drafting import DiversedCandidateGenerator
-from hf_diversed.generation.engine import Engine
+from hf_diversed.generation.engine import Drafter, Engine
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.prompt_lookup import CopyingDrafter, PromptLookupDrafter
 from hf_diversed.generation.ragged_model import RaggedModel, find_rotary_limit
@@ -37,7 +39,9 @@ class Parts:
     """Parts of a call that its engine is built from.
 
     Attributes:
-        draft: the model that drafts; None for prompt lookup. verifier: adapted to this call.
+        draft: the model that drafts; None for prompt lookup and candidate generators. verifier: adapted to this call.
+        generator: of transformers or the caller, drafts instead; None without one.
+        is_point_mass: see `CandidateDrafter`.
         max_gamma: maximum number of draft tokens per round. max_drafted: of those from the draft model.
         max_copied: of those copied from the text before the draft model is used; 0 without copies.
         random_source: None for greedy decoding.
@@ -46,6 +50,8 @@ class Parts:
 
     request: Request
     draft: PreTrainedModel | None
+    generator: CandidateGenerator | None
+    is_point_mass: bool
     verifier: Verifier
     rows: RaggedRows
     max_gamma: int
@@ -66,7 +72,8 @@ class Parts:
         """Whether no user code receives tensors of the loop."""
         request = self.request
         used = [*self.verifier.components(), *request.processors, *request.criteria]
-        used += [each for each in (self.random_source, request.streamer) if each is not None]
+        others = self.random_source, request.streamer, self.generator, request.assistant_model
+        used += [each for each in others if each is not None]
         return not self.keep_rows and all(map(model_facts.is_library_code, used))
 
     def engine(self) -> Engine:
@@ -77,6 +84,8 @@ class Parts:
         limit, reason, compiler = find_rotary_limit(model, positions, self.rows.max_length), None, None
         if request.config.cache_implementation == "static":
             reason = StaticEngine.cannot_serve(model, self.draft, self.rows)
+            if self.generator is not None:
+                reason = "candidate generators run in eager mode"
             if self.max_copied:
                 reason = "rounds with copied and with drafted tokens have different shapes"
             if limit is not None:
@@ -103,6 +112,13 @@ class Parts:
         target = runner(model, keep_hidden=bool(hidden))
         rule = self.rule if compiler is None else None
         drafter = self._drafter(partial(runner, keep_hidden=hidden not in (False, "target")), rule)
+        if isinstance(drafter, CandidateDrafter) and drafter.reads_target:
+            if limit is not None:
+                raise ValueError(
+                    "the target's rotary frequencies change at a length that the call can reach, which candidate "
+                    "generators that read its outputs do not support. Lower max_new_tokens."
+                )
+            target.model = drafter.observed(target.model)
         eager = EagerEngine(
             rows=self.rows,
             target=target,
@@ -136,13 +152,19 @@ class Parts:
             positions = positions[0]
         return positions.expand(len(input_ids), -1)
 
-    def _drafter(
-        self, runner: Callable[..., RaggedModel], rule: StoppingRule | None
-    ) -> DiversedCandidateGenerator | PromptLookupDrafter | CopyingDrafter:
-        vocab_size, ngram_size = (
-            model_facts.vocab_size(self.request.model),
-            self.request.config.max_matching_ngram_size,
-        )
+    def _drafter(self, runner: Callable[..., RaggedModel], rule: StoppingRule | None) -> Drafter:
+        vocab_size = model_facts.vocab_size(self.request.model)
+        ngram_size = self.request.config.max_matching_ngram_size
+        if self.generator is not None:
+            return CandidateDrafter(
+                self.generator,
+                self.rows,
+                self.processor,
+                vocab_size,
+                sampled=self.random_source is not None,
+                is_point_mass=self.is_point_mass,
+                needs_q=repr(self.verifier) if self.verifier.needs_draft_confidence else None,
+            )
         if self.draft is None:
             return self._lookup(vocab_size, ngram_size or _UPSTREAM_NGRAM_SIZE)
         drafter = DiversedCandidateGenerator(

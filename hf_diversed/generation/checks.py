@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTr
 from hf_diversed import _compat, model_facts
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.generation.options import ADAPTIVE, CONFIDENCE, CONSTANT
-from hf_diversed.generation.request import Request, check_method
+from hf_diversed.generation.request import Request, check_method, is_set
 from hf_diversed.verifiers.base import Verifier, check_range
 
 
@@ -54,17 +54,21 @@ def is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def check_request(request: Request) -> None:
+def check_request(request: Request, source: str | None = None) -> None:
     """Raise ValueError or TypeError for models, inputs and settings of a call that are not supported.
 
     `check_verifier` checks what depends on the verifier.
+
+    Args:
+        source: the candidate generator of the call, see `candidates.find_source`; None without one.
     """
-    model, draft, config, batch_size = request.model, request.assistant_model, request.config, len(request.input_ids)
+    model, config, batch_size = request.model, request.config, len(request.input_ids)
+    draft = request.assistant_model if source is None else None
     check_models(model, draft, request.tokenizer, request.assistant_tokenizer)
     check_config(config)
     is_user_cache = _compat.is_user_cache(request.model_kwargs.get(_compat.CACHE_ARGUMENT))
     check_inputs(model, request.input_ids, request.model_kwargs, is_user_cache)
-    check_drafts(model, draft, config)
+    check_drafts(model, draft, config, source)
     for processor in request.processors:
         for refused, reason in _compat.REFUSED_PROCESSORS.items():
             if isinstance(processor, refused):
@@ -92,16 +96,17 @@ def check_verifier(verifier: Verifier, context: DecodingContext) -> None:
         raise ValueError(
             f'{name}.needs_hidden_states must be False, True or "target", got {verifier.needs_hidden_states!r}.'
         )
-    if context.draft_hidden_size is None and verifier.needs_hidden_states is True:
+    if not context.draft_hidden_size and verifier.needs_hidden_states is True:
         raise ValueError(
             f"{name} needs hidden states of a draft model for each draft token, which prompt lookup "
-            '(prompt_lookup_num_tokens) lacks; use a head with features="distribution", or only an assistant_model.'
+            "(prompt_lookup_num_tokens) and candidate generators lack; use a head with "
+            'features="distribution", or only an assistant_model.'
         )
     if context.draft_hidden_size is None and verifier.needs_draft_confidence:
         raise ValueError(
             f"{verifier!r} needs probabilities of a draft model for each draft token, which prompt lookup "
-            "(prompt_lookup_num_tokens) lacks; use a verifier that needs only p and the draft token, or only an "
-            "assistant_model."
+            "(prompt_lookup_num_tokens) and greedy candidate generators lack; use a verifier that needs only p and "
+            "the draft token, or only an assistant_model."
         )
     verifier.check(context)
     for remark in verifier.remarks(context):
@@ -219,8 +224,6 @@ def check_config(config: GenerationConfig) -> None:
         raise ValueError("use_cache must be True: speculative decoding needs the cache of the prefix.")
     modes = {
         "assistant_ensemble_weight": "pass verifier=StaticEnsembleVerifier(weight) instead",
-        "use_mtp": "multi-token prediction is another source of draft tokens; remove it or the verifier",
-        "speculation_type": "the draft model must be a causal language model; remove it or the verifier",
         "penalty_alpha": "contrastive search is another decoding method; remove it or the verifier",
         "dola_layers": "DoLa is another decoding method; remove it or the verifier",
         "force_words_ids": "constrained beam search is another decoding method; remove it or the verifier",
@@ -237,21 +240,26 @@ def check_config(config: GenerationConfig) -> None:
             raise ValueError(f"{name}=True is not supported with a verifier; run the model on the returned sequences.")
 
 
-def check_drafts(model: PreTrainedModel, draft: PreTrainedModel | None, config: GenerationConfig) -> None:
+def check_drafts(
+    model: PreTrainedModel, draft: PreTrainedModel | None, config: GenerationConfig, source: str | None
+) -> None:
     """Raise ValueError unless a call has a source of draft tokens, with valid settings.
 
     Only a draft model and prompt lookup can be combined.
+
+    Args:
+        source: the candidate generator of the call; None without one.
     """
     named = {name: getattr(config, name) for name in ("prompt_lookup_num_tokens", "assistant_early_exit")}
-    sources = ([] if draft is None else ["assistant_model"]) + [
-        f"{n}={v!r}" for n, v in named.items() if v is not None
-    ]
+    sources = ([] if draft is None else ["assistant_model"]) + ([] if source is None else [source])
+    sources += [f"{name}={value!r}" for name, value in named.items() if value is not None]
     if not sources:
         raise ValueError(
             "a verifier needs draft tokens to verify: pass assistant_model= (without the hook, bind it with "
-            "functools.partial: `generate` does not pass it on), prompt_lookup_num_tokens= or assistant_early_exit=."
+            "functools.partial: `generate` does not pass it on), prompt_lookup_num_tokens=, assistant_early_exit=, "
+            "use_mtp=True or candidate_generator=."
         )
-    if len(sources) > 1 and named["assistant_early_exit"] is not None:
+    if len(sources) > 1 and (source is not None or named["assistant_early_exit"] is not None):
         raise ValueError(f"{' and '.join(sources)} are two sources of draft tokens; pass only one.")
     if len(sources) > 1 and model_facts.recurrent_states(draft):
         raise ValueError(
@@ -276,7 +284,7 @@ def check_return_sequences(count: int | None, named: dict[str, int | None]) -> N
     Args:
         named: prompt lookup and early exit with their values, None if unset.
     """
-    used = [name for name, value in named.items() if value is not None]
+    used = [name for name, value in named.items() if is_set(value)]
     if used and (count or 1) > 1:
         raise ValueError(
             f"num_return_sequences must be 1 with {used[0]}, got {count}: repeat the prompts in the batch instead, or "
@@ -342,7 +350,8 @@ def check_vocabularies(model: PreTrainedModel, draft: PreTrainedModel) -> None:
     if abs(target_size - draft_size) > max(_LARGEST_PADDING, max(target_size, draft_size) // 100):
         raise ValueError(
             f"target and draft model have vocabularies of {target_size} and {draft_size} ids, which is more than "
-            "padding: a verifier needs one tokenizer for both. Use a draft model from the same family."
+            "padding. Use a draft model from the same family, or pass both tokenizer= and assistant_tokenizer= to "
+            "convert the draft tokens."
         )
 
 
@@ -406,11 +415,11 @@ def check_tokenizers(
                 "output is meaningless."
             )
         return
-    if (difference := _difference(first, second)) is not None:
+    if (found := difference(first, second)) is not None:
         raise ValueError(
-            f"target and draft model have different tokenizers ({difference}), but a verifier compares their "
-            "distributions token by token. Use a draft model from the same family, or upstream's assisted decoding "
-            "without a verifier."
+            f"target and draft model have different tokenizers ({found}), but a verifier compares their distributions "
+            "token by token. Use a draft model from the same family, or pass both tokenizer= and assistant_tokenizer= "
+            "to convert the draft tokens."
         )
 
 
@@ -445,7 +454,7 @@ def _load(file: Path | None) -> PreTrainedTokenizerBase | None:
         return None
 
 
-def _difference(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> str | None:
+def difference(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> str | None:
     """Describe the first id that differs; None if all are equal. Cached until a tokenizer changes its size."""
     if first is second:
         return None

@@ -12,11 +12,9 @@ import torch
 
 from hf_diversed.blocks import DraftOutput, Round, TargetOutput, Verdict
 from hf_diversed.generation.confidence import StoppingRule
-from hf_diversed.generation.drafting import DiversedCandidateGenerator
-from hf_diversed.generation.engine import Engine
+from hf_diversed.generation.engine import Drafter, Engine
 from hf_diversed.generation.faults import FAULTS, INVALID_PROBS, find_faults, find_invalid_probs
 from hf_diversed.generation.processing import BlockProcessor, StopTracker
-from hf_diversed.generation.prompt_lookup import CopyingDrafter, PromptLookupDrafter
 from hf_diversed.generation.ragged_model import RaggedModel, RotaryLimit
 from hf_diversed.generation.recording import RecordedRound, Recorder
 from hf_diversed.generation.rows import PerRow, RaggedRows, is_one_of
@@ -52,7 +50,7 @@ def run_rounds(
         recorder.add(recorded, round)
         stops.update(recorder.scores_before)
         recorder.stream(rows, recorded, engine.forwards)
-        engine.rewind(round.draft, recorded.accepted)
+        engine.rewind(round, recorded.accepted)
         verifier_state.update(round.verdict, round.num_accepted)
         if schedule is not None:
             schedule.update(round.draft, recorded.accepted)
@@ -77,7 +75,7 @@ class EagerEngine:
 
     rows: RaggedRows
     target: RaggedModel
-    drafter: DiversedCandidateGenerator | PromptLookupDrafter | CopyingDrafter
+    drafter: Drafter
     processor: BlockProcessor
     verifier: Verifier
     random_source: RandomSource | None
@@ -99,9 +97,10 @@ class EagerEngine:
 
     def prefill(self, chunk_size: int | None) -> None:
         """Fill both caches with all tokens of the prompts but the last, which are inputs of the first round."""
-        # With a rotary limit the last token is also read here, as it determines how the others are rotated.
-        last = self.rows.prompt_length - (self.rotary_limit is None)
-        self.target.prefill(self.rows.ids[:, :last], chunk_size)
+        if not self.drafter.reads_target:  # else the first round processes the prompt
+            # With a rotary limit the last token is also read here, as it determines how the others are rotated.
+            last = self.rows.prompt_length - (self.rotary_limit is None)
+            self.target.prefill(self.rows.ids[:, :last], chunk_size)
         self.drafter.prefill(chunk_size)
 
     def round(self, gamma: int, verifier_state: VerifierState) -> Round:
@@ -110,11 +109,12 @@ class EagerEngine:
         if self.rotary_limit is not None:
             gamma = self._within_rotary_limit(self.rotary_limit, gamma)
         draft, drafted = self.drafter.propose(rows.draft_limit(gamma))
-        last = rows.last(1)
-        block = last if draft is None else torch.cat([last, draft.tokens], dim=1)
-        logits, hidden = self.target(block, rows.lengths + (-1), keep=block.shape[1])
+        unread = 1 if self.target.num_forwards else rows.prompt_length
+        block = rows.last(unread) if draft is None else torch.cat([rows.last(unread), draft.tokens], dim=1)
+        scored = block.shape[1] - unread + 1
+        logits, hidden = self.target(block, rows.lengths + (-unread), keep=scored)
         logits = logits.to(rows.ids.device)
-        scores = self.processor(rows, logits, offset=0, counts=rows.scored(drafted, block.shape[1]))
+        scores = self.processor(rows, logits, offset=0, counts=rows.scored(drafted, scored))
         target = TargetOutput(scores, hidden, logits if self.keep_raw else None)
         round_noise = RoundNoise() if self.random_source is None else self.random_source.round_noise(scores)
         text = rows.view(max(rows.lengths.host), rows.lengths)
@@ -133,10 +133,10 @@ class EagerEngine:
             self.target.prefill(self.rows.ids[:, :length])
         return limit.longest_block(length, gamma)
 
-    def rewind(self, draft: DraftOutput | None, accepted: list[int]) -> None:
+    def rewind(self, round: Round, accepted: list[int]) -> None:
         """Discard rejected draft tokens from the caches. `accepted`: number of accepted draft tokens per row."""
-        if draft is not None:
-            self.drafter.rewind(draft.tokens.shape[1], accepted)
+        if round.draft is not None:
+            self.drafter.rewind(round, accepted)
         self.target.rewind()
 
     def should_compact(self, running: int) -> bool:

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_diversed import model_facts
-from hf_diversed.blocks import DraftOutput
+from hf_diversed.blocks import DraftOutput, Round
 from hf_diversed.generation.confidence import StoppingRule
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.ragged_model import RaggedModel
@@ -61,6 +61,30 @@ def join_steps(
     )
 
 
+def point_mass(tokens: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Return scores under which each token (long `[B, N]`) has probability 1: float32 `[B, N, V]`."""
+    scores = torch.full((*tokens.shape, vocab_size), -torch.inf, dtype=torch.float32, device=tokens.device)
+    return scores.scatter_(-1, tokens[..., None], 0.0)
+
+
+def before_bans(
+    bans: BlockProcessor, rows: RaggedRows, tokens: torch.Tensor, counts: PerRow, vocab_size: int
+) -> PerRow:
+    """Return the number of tokens per row before the first one that a processor forbids.
+
+    Args:
+        bans: processors without warpers. tokens: long `[B, N]`, already written after each row's last token.
+        counts: number of tokens per row.
+    """
+    if not bans.processors:
+        return counts
+    even = torch.zeros(*tokens.shape, vocab_size, dtype=torch.float32, device=tokens.device)
+    allowed = bans(rows, even, offset=0, counts=counts).gather(-1, tokens[..., None]).squeeze(-1)
+    kept = (allowed > torch.finfo(allowed.dtype).min).long().cumprod(dim=-1).sum(dim=-1)
+    kept = torch.minimum(kept, counts.device)
+    return PerRow(kept.tolist(), kept)
+
+
 class DiversedCandidateGenerator(CandidateGenerator):
     """Generates draft tokens for every row of a batch with a draft model and its own cache.
 
@@ -79,6 +103,8 @@ class DiversedCandidateGenerator(CandidateGenerator):
         runner: called as `runner(assistant_model, max_id=...)`; returns a `RaggedModel`.
         rule: ends blocks early; None to draft as many tokens as requested.
     """
+
+    reads_target = False
 
     def __init__(
         self,
@@ -118,8 +144,12 @@ class DiversedCandidateGenerator(CandidateGenerator):
         """Keep only these rows (long, ascending) of the batch."""
         self.model.keep(rows)
 
-    def rewind(self, width: int, accepted: list[int]) -> None:
-        """Update the state after a block of `width` draft tokens was verified. `accepted`: number accepted per row."""
+    def rewind(self, round: Round, accepted: list[int]) -> None:
+        """Update the state after a round with draft tokens. `accepted`: number accepted per row."""
+        assert round.draft is not None
+        self._discard(round.draft.tokens.shape[1], accepted)
+
+    def _discard(self, width: int, accepted: list[int]) -> None:
         # The cache lacks the last draft token, so a fully accepted row lags by two.
         self._behind = 2 if any(accepted[row] == width for row in self.rows.running) else 1
         if self.rule is not None:
@@ -155,7 +185,7 @@ class DiversedCandidateGenerator(CandidateGenerator):
         Args:
             scores: `[1, G + 1, V]`, of the target; only their number is used.
         """
-        self.rewind(scores.shape[1] - 1, [num_matches])
+        self._discard(scores.shape[1] - 1, [num_matches])
 
     def propose(self, counts: PerRow) -> tuple[DraftOutput | None, PerRow]:
         """Draft `max(counts)` tokens, or fewer by `rule`, for every row and write them after the row's last token.

@@ -6,8 +6,43 @@ import torch
 
 from hf_diversed.blocks import DraftOutput, Round
 from hf_diversed.generation.confidence import StoppingRule
-from hf_diversed.generation.rows import RaggedRows
+from hf_diversed.generation.rows import PerRow, RaggedRows
 from hf_diversed.verifiers.base import Verifier, VerifierState
+
+
+class Drafter(Protocol):
+    """Generates the draft tokens of an eager engine.
+
+    Attributes:
+        reads_target: whether it needs the target's outputs for all tokens, those of the prompt included.
+    """
+
+    @property
+    def rule(self) -> StoppingRule | None:
+        """Ends draft blocks early; None if every round has the requested length."""
+
+    @property
+    def reads_target(self) -> bool: ...
+
+    @property
+    def num_forwards(self) -> int:
+        """Number of forward passes of the draft model so far."""
+
+    def prefill(self, chunk_size: int | None) -> None:
+        """Process all tokens of the prompts but the last."""
+
+    def propose(self, counts: PerRow) -> tuple[DraftOutput | None, PerRow]:
+        """Draft up to `counts` tokens per row and write them after each row's last token.
+
+        Returns:
+            the draft block, or None if no row has draft tokens; and the number of draft tokens per row.
+        """
+
+    def rewind(self, round: Round, accepted: list[int]) -> None:
+        """Update the state after a round with draft tokens. `accepted`: number accepted per row."""
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Keep only these rows (long, ascending) of the batch."""
 
 
 class Engine(Protocol):
@@ -43,7 +78,7 @@ class Engine(Protocol):
     def ready(self, gamma: int, verifier_state: VerifierState) -> bool:
         """Whether a round of this length can start without compiling anything first."""
 
-    def rewind(self, draft: DraftOutput | None, accepted: list[int]) -> None:
+    def rewind(self, round: Round, accepted: list[int]) -> None:
         """Discard rejected draft tokens from the caches. `accepted`: number of accepted draft tokens per row."""
 
     def should_compact(self, running: int) -> bool:

@@ -41,7 +41,7 @@ def _generate_relaxed(original, named: dict[str, Any], options: Options, attache
     model, extra = named.pop("self"), named.pop("kwargs", {})
     arguments = Arguments(model, named, extra, attached)
     _refuse_modes_of_upstream(arguments)
-    draft, num_assistant_tokens = arguments.drafting()
+    draft, num_assistant_tokens = arguments.drafting(options.candidate_generator)
     tokenizer = extra.pop("tokenizer", None)
     loop = functools.partial(
         diversed_decoding,
@@ -54,6 +54,7 @@ def _generate_relaxed(original, named: dict[str, Any], options: Options, attache
         streamer=named.get("streamer"),
         tokenizer=tokenizer,
         assistant_tokenizer=extra.pop("assistant_tokenizer", None),
+        candidate_generator=options.candidate_generator,
     )
     changed = _take_over_stop_strings(arguments, tokenizer)
     if arguments.setting("prompt_lookup_num_tokens") is not None and model_facts.recurrent_states(model):

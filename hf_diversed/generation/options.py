@@ -9,6 +9,7 @@ from hf_diversed.head_settings import ARGUMENTS
 
 if TYPE_CHECKING:
     import torch
+    from transformers.generation.candidate_generator import CandidateGenerator
 
     from hf_diversed.head import DiversedHead
     from hf_diversed.verifiers import Verifier
@@ -31,6 +32,7 @@ class Options:
     diversed_max_ratio: "float | list[float] | torch.Tensor | None" = None
     diversed_temperature: "list[float] | torch.Tensor | None" = None
     output_token_records: bool | None = None
+    candidate_generator: "CandidateGenerator | None" = None
 
     @classmethod
     def pop_from(cls, kwargs: dict) -> "Options":

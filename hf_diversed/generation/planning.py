@@ -13,6 +13,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
 )
+from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.streamers import BaseStreamer
 
 from hf_diversed import _compat, model_facts
@@ -20,6 +21,13 @@ from hf_diversed.blocks import DecodingContext
 from hf_diversed.engines.buffers import gamma_for, size_for
 from hf_diversed.generation import checks
 from hf_diversed.generation.assembly import Parts, wanted_results
+from hf_diversed.generation.candidates import (
+    build_generator,
+    check_source,
+    default_length,
+    find_source,
+    is_point_mass,
+)
 from hf_diversed.generation.confidence import ConfidenceRule, StoppingRule, ThresholdRule
 from hf_diversed.generation.decoding import run_rounds
 from hf_diversed.generation.engine import Engine
@@ -63,6 +71,7 @@ def diversed_decoding(
     random_source: RandomSource | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     assistant_tokenizer: PreTrainedTokenizerBase | None = None,
+    candidate_generator: CandidateGenerator | None = None,
     **model_kwargs,
 ) -> GenerateDiversedOutput | torch.Tensor:
     """Speculative decoding with any verifier, for batches whose rows accept different numbers of tokens.
@@ -85,7 +94,8 @@ def diversed_decoding(
             "adaptive", which also measures times, and for which `num_assistant_tokens` is only gamma of the first
             rounds (`AdaptiveSchedule`). Compiled rounds have no rule: "confidence" has no effect there, and
             "adaptive" chooses among constant lengths. None for the value of a generation config, the call's before
-            the draft model's, else "constant".
+            the draft model's; else "confidence" for a single row whose draft length is not set anywhere, and
+            "constant" for all others.
         assistant_confidence_threshold: in [0, 1]. As in transformers, a block ends after a draft token with a lower
             probability under q. It replaces the rule of the schedule; 0 sets no threshold. None for the value that
             the call's or the draft model's generation config sets.
@@ -94,8 +104,11 @@ def diversed_decoding(
             1 only.
         temperatures: one per prompt, 0 for greedy; needs `do_sample=True` and no `temperature`.
         random_source: source of random numbers; None for torch's generator.
-        tokenizer, assistant_tokenizer: of target and draft model, to check that they are equal. None for those in the
-            folders or repositories of the models.
+        tokenizer, assistant_tokenizer: of target and draft model, to check whether they are equal; if not, the draft
+            model's tokens are converted. None for those in the folders or repositories of the models.
+        candidate_generator: drafts instead of `assistant_model`, at most 16 tokens per round unless
+            `num_assistant_tokens` is set. Its logits must be those that the candidates were drawn from; without
+            logits, q is a point mass, which is right if the candidates depend on the text only.
 
     Returns:
         long `[B, S + T]`, or `GenerateDiversedOutput` with `return_dict_in_generate=True`.
@@ -128,6 +141,7 @@ def diversed_decoding(
         random_source=random_source,
         tokenizer=tokenizer,
         assistant_tokenizer=assistant_tokenizer,
+        candidate_generator=candidate_generator,
     )
     call = plan(request)
     # Inference tensors cannot be used in autograd, so this mode is entered only where no user code receives them.
@@ -164,64 +178,116 @@ class Plan:
 
 def plan(request: Request) -> Plan:
     """Check a call and prepare its rounds. Raises ValueError or TypeError before any forward pass."""
-    checks.check_request(request)
-    config, assistant = request.config, request.assistant_model
-    draft = assistant
-    if config.assistant_early_exit is not None:
+    source = find_source(request)
+    checks.check_request(request, source)
+    config, draft, verifier = request.config, request.assistant_model, request.verifier
+    assert verifier is not None
+    if source is not None:
+        check_source(source, request)
+        draft = None
+    elif config.assistant_early_exit is not None:
         draft = model_facts.first_layers(request.model, config.assistant_early_exit)
     criteria = _compat.sort_criteria(request.criteria)
     # A `MaxLengthCriteria` of the caller takes precedence; at least one token is generated.
-    length = min(criteria.max_lengths, default=config.max_length)
-    max_length = max(length, request.input_ids.shape[1] + 1)
-    verifier = request.verifier
-    assert verifier is not None
-    given_schedule, threshold = (_stopping_setting(request, name) for name in STOPPING_SETTINGS)
-    copied = 0 if assistant is None else config.prompt_lookup_num_tokens or 0
-    checks.check_stopping(given_schedule, threshold, draft is not None, copied > 0)
-    schedule = CONSTANT if given_schedule is None else given_schedule
-    gamma = draft_length(config, request.num_assistant_tokens, verifier, assistant)
-    rule = _rule(request, schedule, threshold) if draft is not None and verifier.allows_early_stop else None
-    max_drafted = gamma
-    if schedule == ADAPTIVE:
-        max_drafted = max(gamma, MAX_GAMMA)
-    elif schedule == CONFIDENCE and rule is not None:
-        max_drafted = draft_length(config, request.num_assistant_tokens, verifier, assistant, MAX_CONFIDENT_TOKENS)
+    max_length = max(min(criteria.max_lengths, default=config.max_length), request.input_ids.shape[1] + 1)
+    lengths = _plan_lengths(request, source, draft is not None, max_length)
     temperatures = row_temperatures(request.temperatures, config, request.input_ids)
-    checks.check_verifier(verifier, _context(request, draft, temperatures))
-    gamma, max_gamma = _within_length(
-        gamma, max(max_drafted, copied), max_length - request.input_ids.shape[1] - 1, config
-    )
+    checks.check_verifier(verifier, _context(request, source, draft, temperatures))
     rows = RaggedRows(
-        request.input_ids, max_length, max_gamma, criteria.eos_ids, _compat.pad_token_id(config), temperatures
+        request.input_ids, max_length, lengths.maximum, criteria.eos_ids, _compat.pad_token_id(config), temperatures
     )
     parts = Parts(
         request=request,
         draft=draft,
+        generator=None if source is None else build_generator(source, request, lengths.maximum),
+        is_point_mass=source is not None and is_point_mass(source, request),
         verifier=verifier,
         rows=rows,
-        max_gamma=max_gamma,
-        max_drafted=min(max_drafted, max_gamma),
-        max_copied=min(copied, max_gamma),
+        max_gamma=lengths.maximum,
+        max_drafted=lengths.max_drafted,
+        max_copied=lengths.max_copied,
         processor=BlockProcessor(request.processors),
         random_source=_random_source(request),
-        rule=rule,
+        rule=lengths.rule,
     )
     engine, stops, wants = parts.engine(), StopTracker(rows, criteria), wanted_results(request)
-    if engine.rule is None and (threshold or given_schedule == CONFIDENCE):
-        name, value = (STOPPING_SETTINGS[1], threshold) if threshold else (STOPPING_SETTINGS[0], schedule)
+    if engine.rule is None and lengths.stopping_setting is not None:
         logger.warning_once(
-            f"{name}={value!r} has no effect: "
-            + ("compiled rounds do not end early." if rule else f"{verifier!r} does not allow blocks to end early.")
+            f"{lengths.stopping_setting} has no effect: "
+            + (
+                "compiled rounds do not end early."
+                if lengths.rule
+                else f"{verifier!r} does not allow blocks to end early."
+            )
         )
     indexes_rows = parts.keep_rows or parts.processor.reads_prefix or stops.criteria
+    is_adaptive = lengths.schedule == ADAPTIVE
     return Plan(
         engine=engine,
-        gamma=gamma if engine.rule is None and not copied else max_gamma,
-        schedule=_schedule(request, engine, gamma, max_gamma) if schedule == ADAPTIVE else None,
+        gamma=lengths.first if engine.rule is None and not lengths.max_copied else lengths.maximum,
+        schedule=_schedule(request, engine, lengths.first, lengths.maximum) if is_adaptive else None,
         stops=stops,
         recorder=Recorder(rows.prompt_length, request.streamer, wants, verifier.strictness_per_row()),
         may_compact=not (indexes_rows or wants - {"records"}),
         uses_inference_mode=parts.only_library_code and engine.may_use_inference_mode,
+    )
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How many tokens the rounds of a call draft.
+
+    Attributes:
+        first: gamma of the first rounds. maximum: of all rounds, at least 1.
+        max_drafted, max_copied: maximum of tokens from the draft model, and of copies before it.
+        schedule: "constant", "confidence" or "adaptive".
+        rule: ends blocks early; None to draft as many tokens as requested.
+        stopping_setting: setting of the call that asks for early ends, as text; None without one.
+    """
+
+    first: int
+    maximum: int
+    max_drafted: int
+    max_copied: int
+    schedule: str
+    rule: StoppingRule | None
+    stopping_setting: str | None
+
+
+def _plan_lengths(request: Request, source: str | None, has_draft_model: bool, max_length: int) -> Lengths:
+    """Resolve the settings of draft lengths. Raises ValueError for those that are invalid or not supported."""
+    config, assistant, verifier = request.config, request.assistant_model, request.verifier
+    assert verifier is not None
+    schedule = threshold = None
+    if source is None:
+        schedule, threshold = (_stopping_setting(request, name) for name in STOPPING_SETTINGS)
+    copied = 0 if assistant is None else config.prompt_lookup_num_tokens or 0
+    checks.check_stopping(schedule, threshold, has_draft_model, copied > 0)
+    stopping_setting = f"{STOPPING_SETTINGS[0]}={schedule!r}" if schedule == CONFIDENCE else None
+    if threshold:
+        stopping_setting = f"{STOPPING_SETTINGS[1]}={threshold!r}"
+    requested = requested_length(config, request.num_assistant_tokens, verifier, assistant)
+    default = DEFAULT_NUM_ASSISTANT_TOKENS if source is None else default_length(source, request)
+    gamma = default if requested is None else requested
+    schedule = CONSTANT if schedule is None else schedule
+    rule = _rule(request, schedule, threshold) if has_draft_model and verifier.allows_early_stop else None
+    max_drafted = gamma
+    if schedule == ADAPTIVE:
+        max_drafted = max(gamma, MAX_GAMMA)
+    elif schedule == CONFIDENCE and rule is not None:
+        max_drafted = MAX_CONFIDENT_TOKENS if requested is None else requested
+    remaining = max(max_length - request.input_ids.shape[1] - 1, 1)  # tokens that a row can still emit, minus 1
+    if config.cache_implementation == "static":
+        remaining = gamma_for(remaining)  # rounded, so that static rounds of few different lengths are compiled
+    maximum = min(max(max_drafted, copied), remaining)
+    return Lengths(
+        first=min(gamma, maximum),
+        maximum=maximum,
+        max_drafted=min(max_drafted, maximum),
+        max_copied=min(copied, maximum),
+        schedule=schedule,
+        rule=rule,
+        stopping_setting=stopping_setting,
     )
 
 
@@ -249,22 +315,15 @@ def _rule(request: Request, schedule: str, threshold: float | None) -> StoppingR
     return ConfidenceRule(ConfidenceFit()) if schedule == CONFIDENCE else None
 
 
-def _within_length(gamma: int, requested: int, remaining: int, config: GenerationConfig) -> tuple[int, int]:
-    """Return gamma of the first rounds and its maximum, both within the length limit.
-
-    Args:
-        requested: maximum without a limit. remaining: number of tokens that a row can still emit, minus 1.
-    """
-    remaining = max(remaining, 1)
-    if config.cache_implementation == "static":
-        remaining = gamma_for(remaining)  # rounded, so that static rounds of few different lengths are compiled
-    max_gamma = min(requested, remaining)
-    return min(gamma, max_gamma), max_gamma
-
-
-def _context(request: Request, draft: PreTrainedModel | None, temperatures: torch.Tensor | None) -> DecodingContext:
+def _context(
+    request: Request, source: str | None, draft: PreTrainedModel | None, temperatures: torch.Tensor | None
+) -> DecodingContext:
     config, batch_size, assistant = request.config, len(request.input_ids), request.assistant_model
-    temperature, looks_up = 0.0, draft is None or config.prompt_lookup_num_tokens is not None
+    temperature, draft_hidden_size = 0.0, None
+    if source is not None:
+        draft_hidden_size = None if is_point_mass(source, request) else 0
+    elif draft is not None and config.prompt_lookup_num_tokens is None:
+        draft_hidden_size = model_facts.hidden_width(draft)
     if config.do_sample:
         temperature = 1.0 if config.temperature is None else config.temperature
     return DecodingContext(
@@ -273,9 +332,9 @@ def _context(request: Request, draft: PreTrainedModel | None, temperatures: torc
         vocab_size=model_facts.vocab_size(request.model),
         temperature=temperature if temperatures is None else None,
         target_hidden_size=model_facts.hidden_width(request.model),
-        draft_hidden_size=None if looks_up else model_facts.hidden_width(draft),
+        draft_hidden_size=draft_hidden_size,
         target_name=model_facts.model_name(request.model),
-        draft_name="" if draft is None else model_facts.model_name(draft),
+        draft_name=(source or "") if draft is None else model_facts.model_name(draft),
         target=model_facts.base_model(request.model),
         draft=None if assistant is None else model_facts.base_model(assistant),
     )
@@ -336,24 +395,23 @@ def row_temperatures(
     return values.repeat_interleave(len(input_ids) // prompts).to(input_ids.device)
 
 
-def draft_length(
+def requested_length(
     config: GenerationConfig,
     num_assistant_tokens: int | None,
     verifier: Verifier,
     draft: PreTrainedModel | None,
-    default: int = DEFAULT_NUM_ASSISTANT_TOKENS,
-) -> int:
-    """Return gamma from the call, the verifier or the draft model's generation config, in this order."""
+) -> int | None:
+    """Return gamma from the call, the verifier or the draft model's config, in this order; None if unset."""
     looked_up = config.prompt_lookup_num_tokens if draft is None else None
     if looked_up is not None and num_assistant_tokens not in (None, looked_up):
         raise ValueError(
             f"prompt_lookup_num_tokens={looked_up} sets the draft length, and "
             f"num_assistant_tokens={num_assistant_tokens} differs from it; pass only the first."
         )
-    of_draft = None if draft is None else _compat.config_entry(draft.generation_config, "num_assistant_tokens")
+    of_draft = _compat.config_entry(getattr(draft, "generation_config", None), "num_assistant_tokens")
     of_call = (looked_up, num_assistant_tokens, _compat.explicit_entry(config, "num_assistant_tokens"))
     chosen = (*of_call, verifier.num_assistant_tokens, of_draft)
-    gamma = next((count for count in chosen if count is not None), default)
-    if not checks.is_count(gamma):
+    gamma = next((count for count in chosen if count is not None), None)
+    if gamma is not None and not checks.is_count(gamma):
         raise ValueError(f"num_assistant_tokens must be an integer >= 1, got {gamma!r}; 3 to 8 suit most pairs.")
     return gamma

@@ -6,9 +6,9 @@ import torch
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from hf_diversed import _compat
-from hf_diversed.blocks import DraftOutput
+from hf_diversed.blocks import DraftOutput, Round
 from hf_diversed.generation.confidence import StoppingRule
-from hf_diversed.generation.drafting import DiversedCandidateGenerator, Step, join_steps
+from hf_diversed.generation.drafting import DiversedCandidateGenerator, Step, before_bans, join_steps, point_mass
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.rows import PerRow, RaggedRows
 
@@ -31,6 +31,7 @@ class PromptLookupDrafter:
     """
 
     num_forwards = 0
+    reads_target = False
     rule = None  # there are no probabilities of a draft model
 
     def __init__(
@@ -62,7 +63,7 @@ class PromptLookupDrafter:
     def prefill(self, chunk_size: int | None = None) -> None:
         """Do nothing: there is no cache to fill."""
 
-    def rewind(self, width: int, accepted: list[int]) -> None:
+    def rewind(self, round: Round, accepted: list[int]) -> None:
         """Do nothing: there is no cache to rewind."""
 
     def keep(self, rows: torch.Tensor) -> None:
@@ -82,9 +83,8 @@ class PromptLookupDrafter:
         tokens = tokens.to(rows.ids.device)
         for step, column in enumerate(tokens.unbind(dim=1)):
             rows.write(step, column)
-        scores = torch.full((*tokens.shape, self.vocab_size), -torch.inf, dtype=torch.float32, device=tokens.device)
-        scores.scatter_(-1, tokens[..., None], 0.0)
-        own = self._before_bans(tokens, own)
+        scores = point_mass(tokens, self.vocab_size)
+        own = before_bans(self._bans, rows, tokens, own, self.vocab_size)
         draft = join_steps(
             [Step(tokens, scores, scores, None)],
             own.device,
@@ -103,16 +103,6 @@ class PromptLookupDrafter:
         candidates, _ = self._lookup.get_candidates(text)
         return candidates[0, text.shape[1] :][:count]
 
-    def _before_bans(self, tokens: torch.Tensor, counts: PerRow) -> PerRow:
-        """Return the number of tokens per row before the first one that a processor forbids."""
-        if not self._bans.processors:
-            return counts
-        even = torch.zeros(*tokens.shape, self.vocab_size, dtype=torch.float32, device=tokens.device)
-        allowed = self._bans(self.rows, even, offset=0, counts=counts).gather(-1, tokens[..., None]).squeeze(-1)
-        kept = (allowed > torch.finfo(allowed.dtype).min).long().cumprod(dim=-1).sum(dim=-1)
-        kept = torch.minimum(kept, counts.device)
-        return PerRow(kept.tolist(), kept)
-
 
 def _repeats(ids: torch.Tensor, size: int) -> bool:
     """Return whether the last `size` ids of `[N]` occur earlier."""
@@ -128,6 +118,8 @@ class CopyingDrafter:
     Args:
         lookup: copies tokens. drafter: drafts up to `gamma` tokens in other rounds.
     """
+
+    reads_target = False
 
     def __init__(self, lookup: PromptLookupDrafter, drafter: DiversedCandidateGenerator):
         self.lookup, self.drafter = lookup, drafter
@@ -154,8 +146,8 @@ class CopyingDrafter:
         self._copied = draft is not None and all(map(bool, compress(copied.host, counts.host)))
         return (draft, copied) if self._copied else self.drafter.propose(counts.at_most(self.drafter.gamma))
 
-    def rewind(self, width: int, accepted: list[int]) -> None:
+    def rewind(self, round: Round, accepted: list[int]) -> None:
         if self._copied:
             self.drafter.skip(1 + max((accepted[row] for row in self.lookup.rows.running), default=0))
         else:
-            self.drafter.rewind(width, accepted)
+            self.drafter.rewind(round, accepted)

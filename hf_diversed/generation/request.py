@@ -13,6 +13,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
 )
+from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.streamers import BaseStreamer
 
 from hf_diversed import _compat
@@ -24,7 +25,7 @@ from hf_diversed.verifiers import DiversedVerifier, Verifier, build_verifier
 
 
 # Sources of draft tokens other than a draft model.
-DRAFT_MODES = ("prompt_lookup_num_tokens", "assistant_early_exit")
+DRAFT_MODES = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
 # Settings of the length of draft blocks, besides the number of draft tokens.
 STOPPING_SETTINGS = ("num_assistant_tokens_schedule", "assistant_confidence_threshold")
 
@@ -53,6 +54,7 @@ class Request:
     random_source: RandomSource | None
     tokenizer: PreTrainedTokenizerBase | None
     assistant_tokenizer: PreTrainedTokenizerBase | None
+    candidate_generator: CandidateGenerator | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,19 +96,24 @@ class Arguments:
             return self.extra[name]
         return _first(self.of_call(name), _compat.config_entry(self.model.generation_config, name))
 
-    def drafting(self) -> tuple[PreTrainedModel | None, int | None]:
-        """Return the draft model, None for prompt lookup and early exit, and the draft length, None if unset.
+    def drafting(self, candidate_generator: CandidateGenerator | None) -> tuple[PreTrainedModel | None, int | None]:
+        """Return the draft model, None for other sources, and the draft length, None if unset.
 
-        The attachment supplies them unless the call itself selects prompt lookup or early exit.
+        The attachment supplies them unless the call itself selects another source.
+
+        Args:
+            candidate_generator: of the call.
         """
         draft, length = self.named.get("assistant_model"), self.of_call("num_assistant_tokens")
-        if self.attached is not None and all(self.of_call(mode) is None for mode in DRAFT_MODES):
+        if candidate_generator is not None:
+            return draft, _first(length, self.setting("num_assistant_tokens"))
+        if self.attached is not None and not any(is_set(self.of_call(mode)) for mode in DRAFT_MODES):
             draft = _first(draft, self.attached.assistant_model)
             length = _first(length, self.attached.num_assistant_tokens)
-        if draft is None and all(self.setting(mode) is None for mode in DRAFT_MODES):
+        if draft is None and not any(is_set(self.setting(mode)) for mode in DRAFT_MODES):
             raise ValueError(
                 "diversed_head= and verifier= need draft tokens to verify: pass assistant_model= as well (or "
-                "prompt_lookup_num_tokens= or assistant_early_exit=)."
+                "prompt_lookup_num_tokens=, assistant_early_exit=, use_mtp=True or candidate_generator=)."
             )
         return draft, _first(length, self.setting("num_assistant_tokens"))
 
@@ -128,6 +135,11 @@ def _first_settings(sources: list[Callable[[str], Any]]) -> dict[str, Any]:
         found = {setting: source(argument) for setting, argument in ARGUMENTS.items() if setting not in settings}
         settings |= {setting: value for setting, value in found.items() if value is not None}
     return settings
+
+
+def is_set(value: object) -> bool:
+    """Return whether a setting selects anything: 0 does, and is refused later; None and False do not."""
+    return value is not None and value is not False
 
 
 def _first(*values):

@@ -257,8 +257,10 @@ REFUSED = [
         lambda: BENCH.generate(bound(), assistant_model=MISSING, assistant_early_exit=1),
         "LlamaForCausalLM; its forward was replaced; Pass an assistant_model",
     ),
-    refused(generate(use_mtp=True), "use_mtp=True; remove"),
-    refused(generate(speculation_type="dflash"), "speculation_type='dflash'; remove"),
+    refused(generate(use_mtp=True), "assistant_model and use_mtp=True; pass only one"),
+    refused(
+        generate(speculation_type="dflash"), 'speculation_type="dflash"; DFlash draft model; got LlamaForCausalLM'
+    ),
     refused(generate(penalty_alpha=0.6, top_k=4), "penalty_alpha=0.6; remove"),
     refused(generate(force_words_ids=[[5]]), "force_words_ids=[[5]]; remove"),
     refused(generate(constraints=["x"]), "constraints=['x']; remove"),
@@ -319,7 +321,7 @@ REFUSED = [
     ),
     refused(generate(prefill_chunk_size=0), "prefill_chunk_size; >= 1; got 0"),
     refused(
-        generate(tokenizer=Words("a", "b"), assistant_tokenizer=Words("b", "a")), "different tokenizers; same family"
+        generate(tokenizer=Words("a", "b"), assistant_tokenizer=Words("b", "a")), "assistant_tokenizer; be 1, got 2"
     ),
     # verifiers
     refused(with_head(assistant_model=MISSING), "diversed_head; pass assistant_model="),

@@ -103,6 +103,5 @@ def test_vocabularies_are_compared_once(monkeypatch):
     other = copy.deepcopy(second)
     second.add_tokens(["new"])
     first.add_tokens(["other"])
-    with pytest.raises(ValueError, match="is 'other' for the target and 'new'"):
-        decode(target, draft, tokenizer=first, assistant_tokenizer=second)
+    assert "is 'other' for the target and 'new'" in checking.difference(first, second)
     assert decode(target, draft, tokenizer=first, assistant_tokenizer=other).shape == (1, 10)

@@ -1,0 +1,335 @@
+"""Draft tokens from transformers' candidate generators: MTP layers, DFlash, other tokenizers, and a caller's own.
+
+Transformers builds the generator for a call. It drafts for a single row, in eager mode.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers.generation.candidate_generator import (
+    AssistantToTargetTranslator,
+    AssistedCandidateGenerator,
+    AssistedCandidateGeneratorDifferentTokenizers,
+    CandidateGenerator,
+    UniversalSpeculativeDecodingGenerator,
+)
+
+from hf_diversed import _compat, model_facts
+from hf_diversed.blocks import DraftOutput, Round
+from hf_diversed.generation import checks
+from hf_diversed.generation.drafting import Step, before_bans, join_steps, point_mass, to_vocabulary
+from hf_diversed.generation.options import CONSTANT, DEFAULT_NUM_ASSISTANT_TOKENS
+from hf_diversed.generation.processing import BlockProcessor
+from hf_diversed.generation.request import STOPPING_SETTINGS, Request
+from hf_diversed.generation.rows import PerRow, RaggedRows
+
+
+# Names of the sources, by the argument that selects them.
+MTP, DFLASH, OWN = "use_mtp=True", 'speculation_type="dflash"', "candidate_generator"
+SHARED_STATES, OTHER_TOKENIZER = "an assistant model that reads the target's keys and values", "assistant_tokenizer"
+_READS_STATES = ("Gemma4Assistant", "Gemma4UnifiedAssistant")
+_MAX_OWN_TOKENS = 16  # per round of a caller's generator, if no number is set
+# The first release whose generators return the logits that they sampled from.
+_RETURNS_SAMPLED_LOGITS = (5, 23)
+
+
+def find_source(request: Request) -> str | None:
+    """Return which candidate generator a call uses; None for the draft models and copies of this library."""
+    config, assistant = request.config, request.assistant_model
+    if request.candidate_generator is not None:
+        return OWN
+    if config.use_mtp:
+        return MTP
+    if config.speculation_type is not None:
+        return DFLASH
+    if assistant is not None and type(assistant).__name__.startswith(_READS_STATES):
+        return SHARED_STATES
+    tokenizers = request.tokenizer, request.assistant_tokenizer
+    if assistant is not None and None not in tokenizers and checks.difference(*tokenizers) is not None:
+        return OTHER_TOKENIZER
+    return None
+
+
+def check_source(source: str, request: Request) -> None:
+    """Raise ValueError or TypeError for settings that a candidate generator does not support."""
+    config, own, assistant = request.config, request.candidate_generator, request.assistant_model
+    if own is not None and not isinstance(own, CandidateGenerator):
+        raise TypeError(
+            f"candidate_generator must be a CandidateGenerator of transformers, got {type(own).__name__}; subclass it "
+            "and implement get_candidates."
+        )
+    if source == DFLASH and config.speculation_type != "dflash":
+        raise ValueError(f'speculation_type must be "dflash", got {config.speculation_type!r}.')
+    if source == DFLASH and not hasattr(getattr(assistant, "config", None), "block_size"):
+        raise ValueError(
+            f"{source} needs a DFlash draft model as assistant_model=, got {type(assistant).__name__}; remove "
+            "speculation_type for a causal language model."
+        )
+    if source in (OWN, MTP) and assistant is not None:
+        raise ValueError(f"assistant_model and {source} are two sources of draft tokens; pass only one.")
+    if source == MTP:
+        _check_prediction_layers(request)
+    if source in (MTP, DFLASH) and _compat.RELEASE < _RETURNS_SAMPLED_LOGITS:
+        raise ValueError(
+            f"{source} needs transformers 5.23 or newer: earlier releases return other probabilities than those that "
+            "the draft tokens were sampled from."
+        )
+    if (count := len(request.input_ids)) > 1:
+        raise ValueError(
+            f"{source} drafts for a single row: batch size must be 1, got {count}; decode the prompts one by one."
+        )
+    mask = request.model_kwargs.get("attention_mask")
+    if mask is not None and not mask.all():
+        raise ValueError(f"{source} does not support padding: remove the padding of the prompt.")
+    for name in STOPPING_SETTINGS:
+        value = getattr(request, name)
+        value = _compat.explicit_entry(config, name) if value is None else value
+        if value and value != CONSTANT:
+            raise ValueError(f"{name}={value!r} is not supported with {source}, whose draft blocks do not end early.")
+    if request.temperatures is not None:
+        raise ValueError(f"diversed_temperature is not supported with {source}; pass temperature=.")
+    if request.random_source is not None:
+        raise ValueError(f"random_source is not supported with {source}, which draws from torch's generator.")
+    verifier = request.verifier
+    reads_raw = verifier is not None and verifier.needs_raw_logits and not is_point_mass(source, request)
+    if reads_raw and request.processors:
+        names = ", ".join(type(each).__name__ for each in request.processors)
+        raise ValueError(
+            f"{verifier!r} needs the draft model's logits before any processor, which {source} does not return; drop "
+            f"{names}, or use another verifier."
+        )
+    if source == OTHER_TOKENIZER and config.do_sample:
+        for processor in request.processors:
+            if type(processor) not in _compat.WARPERS:
+                raise ValueError(
+                    f"{type(processor).__name__} is not supported with {source} and do_sample=True, because the draft "
+                    "model samples from its own vocabulary. Drop it, or pass do_sample=False."
+                )
+    if source in (MTP, DFLASH, SHARED_STATES) or (own is not None and own.requires_model_outputs):
+        if model_facts.recurrent_states(request.model):
+            raise ValueError(f"{source} is not supported for targets with recurrent states; pass assistant_model=.")
+        if config.prefill_chunk_size is not None:
+            raise ValueError(f"prefill_chunk_size is not supported with {source}, which reads the prompt's states.")
+
+
+def _check_prediction_layers(request: Request) -> None:
+    layers = getattr(request.model.config.get_text_config(), "num_mtp_layers", None)
+    if layers is None:
+        raise ValueError(
+            f"{MTP} needs a model with multi-token prediction layers, which {type(request.model).__name__} lacks "
+            "(num_mtp_layers in its config); pass assistant_model= instead."
+        )
+    if (length := request.input_ids.shape[1]) < layers:  # upstream's generator fails for shorter ones
+        raise ValueError(
+            f"{MTP} needs prompts of at least {layers} tokens, one per prediction layer, got {length}; pass a longer "
+            "prompt."
+        )
+
+
+def default_length(source: str, request: Request) -> int:
+    """Return the number of draft tokens per round if none is set."""
+    if source == MTP:
+        return request.model.config.get_text_config().num_mtp_layers
+    if source == DFLASH and request.assistant_model is not None:
+        return request.assistant_model.config.block_size - 1  # the block starts with the last token
+    return _MAX_OWN_TOKENS if source == OWN else DEFAULT_NUM_ASSISTANT_TOKENS
+
+
+def is_point_mass(source: str, request: Request) -> bool:
+    """Return whether the draft tokens are a function of the text, so that q is a point mass."""
+    return source == SHARED_STATES or (source == OTHER_TOKENIZER and not request.config.do_sample)
+
+
+def build_generator(source: str, request: Request, length: int) -> CandidateGenerator:
+    """Return the generator that transformers uses for a call, with `length` draft tokens per round."""
+    if request.candidate_generator is not None:
+        return request.candidate_generator
+    kwargs = {name: value for name, value in request.model_kwargs.items() if name not in _compat.CACHE_NAMES}
+    target, assistant = model_facts.base_model(request.model), request.assistant_model
+    if source != OTHER_TOKENIZER:
+        generator = target._get_candidate_generator(
+            generation_config=request.config,
+            input_ids=request.input_ids,
+            inputs_tensor=request.input_ids,
+            logits_processor=request.processors,
+            model_kwargs=kwargs,
+            assistant_model=assistant,
+        )
+    else:
+        generator = _other_tokenizer(request, target, kwargs)
+    if hasattr(generator, "num_assistant_tokens"):
+        generator.num_assistant_tokens = length
+    return generator
+
+
+def _other_tokenizer(request: Request, target: PreTrainedModel, kwargs: dict[str, Any]) -> AssistedCandidateGenerator:
+    """Return the generator for a draft model with another tokenizer.
+
+    Sampled draft tokens are restricted to the tokens that both vocabularies have, and q is the draft model's
+    distribution over them (arXiv 2502.05202). Greedy draft tokens are converted as text.
+    """
+    config, assistant = request.config, request.assistant_model
+    first, second = request.tokenizer, request.assistant_tokenizer
+    warpers = ("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+    sampling = {name: getattr(config, name) for name in (*warpers, "top_h")}
+    # Other settings name ids of the target, which the draft model does not share.
+    drafting = GenerationConfig(**sampling, max_length=config.max_length, min_length=0)
+    drafting.eos_token_id = None if second is None else second.eos_token_id
+    common = {
+        "input_ids": request.input_ids,
+        "assistant_model": assistant,
+        "target_tokenizer": first,
+        "assistant_tokenizer": second,
+        "generation_config": drafting,
+        "model_kwargs": kwargs,
+        "inputs_tensor": request.input_ids,
+        "logits_processor": LogitsProcessorList(),
+    }
+    if config.do_sample:
+        # Upstream replaces the draft model's embeddings by pruned ones and returns their logits in another order.
+        # Without pruning, the draft model is unchanged and q is right.
+        translator = AssistantToTargetTranslator(first, second, model_facts.vocab_size(target), assistant)
+        generator = UniversalSpeculativeDecodingGenerator(**common, atm_translator=translator)
+    else:
+        generator = AssistedCandidateGeneratorDifferentTokenizers(**common)
+    generator.assistant_generation_config.num_assistant_tokens_schedule = CONSTANT
+    generator.generation_config.assistant_confidence_threshold = 0.0
+    return generator
+
+
+class CandidateDrafter:
+    """Drafts with a candidate generator of transformers, for a single row.
+
+    q is the softmax of the returned logits, which must be those that the tokens were drawn from. Where a generator
+    returns no logits, q is a point mass at the draft token, and the block ends before the first token that a
+    processor forbids.
+
+    Args:
+        generator: see `build_generator`. rows: one row; draft tokens are written after its length.
+        processor: of the call; used without its warpers, to find forbidden tokens.
+        vocab_size: V of the target.
+        sampled: value of `DraftOutput.sampled`.
+        is_point_mass: whether q is a point mass although the generator returns logits.
+        needs_q: description of the verifier if it needs q; None if a point mass suffices.
+    """
+
+    rule = None
+
+    def __init__(
+        self,
+        generator: CandidateGenerator,
+        rows: RaggedRows,
+        processor: BlockProcessor,
+        vocab_size: int,
+        sampled: bool,
+        is_point_mass: bool,
+        needs_q: str | None,
+    ):
+        self.generator = generator
+        self.rows = rows
+        self.vocab_size = vocab_size
+        self.sampled = sampled
+        self.num_forwards = 0
+        self._bans = processor.without(_compat.WARPERS)
+        self._is_point_mass = is_point_mass
+        self._needs_q = needs_q
+        self._outputs: Any = None
+        self._num_matches = 0
+
+    @property
+    def reads_target(self) -> bool:
+        """Whether drafting needs the target's outputs for all tokens, those of the prompt included."""
+        return self.generator.requires_model_outputs
+
+    def observed(self, model: PreTrainedModel) -> Callable[..., Any]:
+        """Return the target as a function that passes its outputs to the generator."""
+        view = model_facts.recording_view(model)
+
+        def run(**kwargs: Any) -> Any:
+            asked = dict(self.generator.model_kwargs_overrides)
+            if kwargs.get("output_hidden_states"):  # of all layers, which contain those that the generator reads
+                asked.pop("output_hidden_states", None)
+            self._outputs = view(**kwargs | asked)
+            return self._outputs
+
+        return run
+
+    def prefill(self, chunk_size: int | None = None) -> None:
+        """Do nothing: the generator processes the prompt itself."""
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Do nothing: there is one row."""
+
+    def propose(self, counts: PerRow) -> tuple[DraftOutput | None, PerRow]:
+        """See `DiversedCandidateGenerator.propose`.
+
+        Raises:
+            ValueError: if the generator returns ids outside the vocabulary or logits of another shape.
+        """
+        rows, (limit,), (length,) = self.rows, counts.host, self.rows.lengths.host
+        none = PerRow([0], torch.zeros_like(counts.device))
+        if limit < 1 or (self.reads_target and self._outputs is None):
+            return None, none
+        candidates, logits = self.generator.get_candidates(rows.ids[:, :length].clone(), **self._target_outputs())
+        self._num_matches = 0
+        tokens = candidates[:, length : length + limit].to(rows.ids.device)
+        own = PerRow([tokens.shape[1]], torch.full_like(counts.device, tokens.shape[1]))
+        if not tokens.shape[1]:
+            return None, none
+        self.num_forwards += 1
+        self._check(tokens, logits)
+        for step, column in enumerate(tokens.unbind(dim=1)):
+            rows.write(step, column)
+        if logits is None or self._is_point_mass:
+            scores = point_mass(tokens, self.vocab_size)
+            own = before_bans(self._bans, rows, tokens, own, self.vocab_size)
+        else:
+            scores = to_vocabulary(logits[:, : tokens.shape[1]].to(rows.ids.device).float(), self.vocab_size)
+        draft = join_steps(
+            [Step(tokens, scores, scores, None)],
+            own.device,
+            rows.lengths.device,
+            rows.eos_ids_device,
+            sampled=self.sampled,
+            keep_raw_logits=True,
+        )
+        return draft, own
+
+    def _target_outputs(self) -> dict[str, Any]:
+        """Return the arguments of generators that read the target's outputs."""
+        if not self.reads_target:
+            return {}
+        length, device = self.rows.lengths.host[0], self.rows.ids.device
+        kwargs = {"attention_mask": None, "position_ids": torch.arange(length, device=device)[None]}
+        return {
+            "model_kwargs": kwargs,
+            "model_outputs": self._outputs,
+            "is_first_iteration": False,
+            "n_last_matches": self._num_matches,
+        }
+
+    def _check(self, tokens: torch.Tensor, logits: torch.Tensor | None) -> None:
+        name = type(self.generator).__name__
+        if bool(((tokens < 0) | (tokens >= self.vocab_size)).any()):
+            raise ValueError(
+                f"{name}.get_candidates must return ids of the target, 0 to {self.vocab_size - 1}, got "
+                f"{tokens[0].tolist()}."
+            )
+        if logits is None and self._needs_q is not None:
+            raise ValueError(
+                f"{self._needs_q} needs probabilities of the draft tokens, but {name} returned no logits; use a "
+                "verifier that needs only p and the draft token."
+            )
+        if logits is not None and (logits.ndim != 3 or logits.shape[1] < tokens.shape[1]):
+            raise ValueError(
+                f"{name}.get_candidates must return logits [1, G, V] for G candidates, got {list(logits.shape)} for "
+                f"{tokens.shape[1]}."
+            )
+
+    def rewind(self, round: Round, accepted: list[int]) -> None:
+        """Report the number of accepted draft tokens to the generator."""
+        self._num_matches = accepted[0]
+        length = self.rows.lengths.host[0]
+        self.generator.update_candidate_strategy(self.rows.ids[:, :length], round.target.scores, accepted[0])

@@ -1,0 +1,348 @@
+"""Candidate generators of transformers: the same drafts as upstream, plain generation's text, and the right q."""
+
+import pytest
+import torch
+from transformers.generation.candidate_generator import CandidateGenerator
+from transformers.modeling_layers import MtpModel
+
+from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier
+from hf_diversed.generation.candidates import CandidateDrafter
+from tests.generation import sources
+from tests.tiny import VOCAB_SIZE, Listener, ragged_batch, tiny_head, tiny_model, word_tokenizer
+
+
+# With another tokenizer upstream stops at the target's EOS id, which is another token of the draft model.
+UPSTREAM = [name for name in sources.SOURCES if not name.startswith(("own", "other"))]
+WITH_Q = [name for name in sources.SOURCES if name not in ("gemma4", "own")]
+SAMPLED = {"do_sample": True, "top_k": 8, "top_p": 1.0, "temperature": 0.9}
+
+
+@pytest.fixture(autouse=True)
+def mtp_weights(monkeypatch):
+    monkeypatch.setattr(MtpModel, "from_pretrained", sources.random_mtp_model)
+
+
+@pytest.fixture(scope="module", params=sources.SOURCES)
+def source(request):
+    return sources.SOURCES[request.param]()
+
+
+def prompt(seed: int = 0, length: int = 9) -> torch.Tensor:
+    return ragged_batch(1, length, seed)["input_ids"]
+
+
+def decode(source, verifier="lossless", seed=0, **call):
+    target, selects = source
+    settings = {"max_new_tokens": 20, "do_sample": False, "return_dict_in_generate": True}
+    return target.generate(prompt(seed), verifier=verifier, **settings | selects | call)
+
+
+@pytest.mark.parametrize("call", [{}, {"max_new_tokens": 1}, {"max_new_tokens": 4}, {"repetition_penalty": 1.3}])
+def test_lossless_greedy_is_plain_generate(source, call):
+    """Catches a wrong block, cache or length, whatever the generator returns."""
+    for seed in range(3):
+        settings = {"max_new_tokens": 20, "do_sample": False} | call
+        expected = source[0].generate(prompt(seed), **settings)
+        assert torch.equal(decode(source, seed=seed, **call).sequences, expected)
+
+
+@pytest.mark.parametrize("name", UPSTREAM)
+def test_drafts_are_those_of_upstream(name, monkeypatch):
+    """Catches states of the wrong positions, which change the draft tokens but not the text."""
+    target, selects = sources.SOURCES[name]()
+    calls = spy_on_candidates(monkeypatch)
+    for seed in range(3):
+        ours = decode((target, selects), seed=seed)
+        found = [*calls]
+        calls.clear()
+        theirs = target.generate(prompt(seed), max_new_tokens=20, do_sample=False, **with_length(selects))
+        expected = [call for call in calls if len(call[0]) < prompt().shape[1] + 19]
+        calls.clear()
+        assert torch.equal(ours.sequences, theirs)
+        assert found == expected
+        assert found
+
+
+def with_length(selects: dict) -> dict:
+    """Return upstream's arguments for a constant number of draft tokens, which it reads from the draft model."""
+    draft = selects.get("assistant_model")
+    if draft is not None and "speculation_type" not in selects:
+        draft.generation_config.update(
+            num_assistant_tokens=draft.generation_config.num_assistant_tokens or 5,
+            num_assistant_tokens_schedule="constant",
+            assistant_confidence_threshold=0.0,
+        )
+    return selects
+
+
+def generators() -> list[type]:
+    """Return all candidate generators of transformers that have `get_candidates`."""
+    found, queue = [], [CandidateGenerator]
+    while queue:
+        kind = queue.pop()
+        queue += kind.__subclasses__()
+        if kind.__module__.startswith("transformers.") and "get_candidates" in vars(kind):
+            found.append(kind)
+    return found
+
+
+def spy_on_candidates(monkeypatch) -> list:
+    """Record ids and candidates of the calls that return any."""
+    calls = []
+
+    def watch(kind):
+        inner = kind.get_candidates
+
+        def get_candidates(self, input_ids, **kwargs):
+            candidates, logits = inner(self, input_ids, **kwargs)
+            if candidates.shape[1] > input_ids.shape[1]:
+                calls.append((input_ids[0].tolist(), candidates[0, input_ids.shape[1] :].tolist()))
+            return candidates, logits
+
+        monkeypatch.setattr(kind, "get_candidates", get_candidates)
+
+    for kind in generators():
+        watch(kind)
+    return calls
+
+
+def recorded_blocks(monkeypatch, source, verifier="lossless", **call) -> list:
+    """Return the draft blocks of a call."""
+    blocks, inner = [], CandidateDrafter.propose
+
+    def propose(self, counts):
+        draft, own = inner(self, counts)
+        if draft is not None:
+            blocks.append(draft)
+        return draft, own
+
+    monkeypatch.setattr(CandidateDrafter, "propose", propose)
+    torch.manual_seed(0)
+    decode(source, verifier, **call)
+    return blocks
+
+
+@pytest.mark.parametrize("name", WITH_Q)
+def test_q_is_the_distribution_that_the_tokens_were_drawn_from(name, monkeypatch):
+    """Catches logits before the processors, and logits at other ids than those of the draft tokens.
+
+    Releases of transformers before 5.23 have the first fault (transformers#47932), and their generator for another
+    tokenizer, with pruned embeddings, has the second.
+    """
+    drawn, multinomial = [], torch.multinomial
+    monkeypatch.setattr(
+        torch, "multinomial", lambda probs, *a, **k: drawn.append(probs) or multinomial(probs, *a, **k)
+    )
+    source = sources.SOURCES[name]()
+    blocks = recorded_blocks(monkeypatch, source, **SAMPLED)
+    expected = torch.cat([probs.sort(descending=True).values for probs in drawn])
+    used = [block.scores[0].softmax(dim=-1) for block in blocks]
+    chosen = torch.cat([block.prob(block.tokens)[0] for block in blocks])
+    assert len(blocks) > 3
+    # Every draft token is in the support, and each q is one of the distributions that were drawn from.
+    assert (chosen > 0).all()
+    for probs in torch.cat(used):
+        distance = (expected[:, : SAMPLED["top_k"]] - probs.sort(descending=True).values[: SAMPLED["top_k"]]).abs()
+        assert distance.sum(dim=-1).min() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["gemma4", "own"])
+def test_q_is_a_point_mass_where_the_tokens_depend_on_the_text_only(name, monkeypatch):
+    """Catches the logits of a greedy draft as q, which accepts too much (transformers#47932)."""
+    blocks = recorded_blocks(monkeypatch, sources.SOURCES[name](), **SAMPLED)
+    assert blocks
+    assert all((block.prob(block.tokens) == 1.0).all() for block in blocks)
+
+
+@pytest.mark.parametrize("name", ["other_tokenizer", "mtp:deepseek_v3"])
+def test_lossless_samples_have_the_distribution_of_the_target(name):
+    """Catches a q of other ids or positions: chi-square of the second and third token, which are drafted."""
+    target, selects = sources.SOURCES[name]()
+    ids, count = prompt(), 160
+    settings = {"do_sample": True, "top_k": 2, "top_p": 1.0, "max_new_tokens": 3, "eos_token_id": None}
+    torch.manual_seed(0)
+    found = [tuple(decode((target, selects), seed=0, **settings).sequences[0, -3:].tolist()) for _ in range(count)]
+    statistic, cells = 0.0, 0
+    for text, probability in texts(target, ids, length=3, top_k=2).items():
+        expected = probability * count
+        if expected >= 5:
+            statistic, cells = statistic + (found.count(text) - expected) ** 2 / expected, cells + 1
+    assert cells > 3
+    assert statistic < cells + 4 * (2 * cells) ** 0.5
+
+
+def texts(target, ids, length: int, top_k: int) -> dict[tuple[int, ...], float]:
+    """Return all texts of `length` tokens among the `top_k` best, with their probabilities."""
+    found = {(): 1.0}
+    for _ in range(length):
+        longer = {}
+        for text, probability in found.items():
+            with torch.no_grad():
+                logits = target(torch.cat([ids, torch.tensor([text], dtype=torch.long)], dim=1)).logits[0, -1]
+            best = logits.topk(top_k)
+            for token, chance in zip(best.indices.tolist(), best.values.softmax(dim=-1).tolist()):
+                longer[(*text, token)] = probability * chance
+        found = longer
+    return found
+
+
+@pytest.mark.parametrize(
+    "verifier", ["lenience:0.3", "static:0.5", "block:static:0.5", "fly:0.3:1", "typical:0.3:0.3"]
+)
+@pytest.mark.parametrize("sampled", [False, True])
+def test_relaxed_verifiers_and_records(source, verifier, sampled):
+    """Catches records, streams and statistics that differ from the text."""
+    if verifier.startswith("fly") and sampled:
+        pytest.skip("for greedy decoding only")
+    listener = Listener()
+    call = SAMPLED if sampled else {}
+    torch.manual_seed(0)
+    out = decode(source, verifier, output_token_records=True, output_scores=True, streamer=listener, **call)
+    new = out.sequences[0, prompt().shape[1] :]
+    assert listener.tokens == [*prompt()[0].tolist(), *new.tolist()]
+    assert out.token_records.tokens[0].tolist() == new.tolist()
+    assert len(out.scores) == len(new) == out.stats.num_emitted
+    assert 0 < out.stats.draft_forwards <= out.stats.num_rounds
+    assert out.stats.target_forwards - out.stats.num_rounds in (0, 1)  # with or without a prefill of its own
+
+
+def test_a_head_on_distributions_runs_and_one_on_hidden_states_is_refused(source):
+    head = DiversedVerifier(tiny_head(features="distribution"))
+    assert decode(source, head, **SAMPLED).stats.num_rounds
+    with pytest.raises(ValueError, match=r'needs hidden states .* features="distribution"'):
+        decode(source, DiversedVerifier(tiny_head()))
+
+
+class ReadsTarget(LosslessVerifier):
+    """Lossless, and keeps the ids and the target's hidden states of every block."""
+
+    needs_hidden_states = "target"
+
+    def __call__(self, input_ids, draft, target, *args, **kwargs):
+        self.seen = [*getattr(self, "seen", []), (input_ids, draft.tokens, target.hidden)]
+        return super().__call__(input_ids, draft, target, *args, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["dflash", "mtp:mellum"])
+def test_verifiers_read_the_last_hidden_states(name):
+    """Catches a verifier that receives the states of the layers that the generator reads."""
+    target, selects = sources.SOURCES[name]()
+    verifier = ReadsTarget()
+    decode((target, selects), verifier)
+    for ids, tokens, hidden in verifier.seen:
+        with torch.no_grad():
+            states = target(torch.cat([ids, tokens], dim=1), output_hidden_states=True).hidden_states[-1]
+        assert torch.allclose(hidden, states[:, -hidden.shape[1] :], atol=1e-5)
+
+
+def test_a_generator_receives_text_scores_and_matches():
+    source = sources.own()
+    out = decode(source)
+    received = source[1]["candidate_generator"].received
+    text = out.sequences[0].tolist()
+    assert len(received) > 3
+    assert all(ids == text[: len(ids)] for ids, *_ in received)
+    assert all(shape == (1, 4, VOCAB_SIZE) for _, shape, _ in received[:-3])
+    assert sum(matches for *_, matches in received) == out.stats.num_accepted
+
+
+def test_bans_end_a_copied_block():
+    """Catches a forbidden draft token that a relaxed verifier accepts, as p = 0 does not stop it."""
+    ids = prompt()
+    banned = int(ids[0, -2])
+    settings = {"bad_words_ids": [[banned]], "do_sample": True, "max_new_tokens": 16}
+    for seed in range(5):
+        torch.manual_seed(seed)
+        new = decode(sources.own(), StaticEnsembleVerifier(0.0), **settings).sequences[0, ids.shape[1] :]
+        assert banned not in new.tolist()
+
+
+def test_num_assistant_tokens_limits_every_generator(source):
+    blocks = decode(source, num_assistant_tokens=1).stats
+    assert blocks.num_drafted <= blocks.num_rounds
+
+
+def test_an_attached_draft_model_gives_way():
+    """Catches a draft model of `attach` beside another source that the call names."""
+    import hf_diversed
+
+    target, selects = sources.own()
+    hf_diversed.attach(target, tiny_model("llama", seed=1), verifier="lossless")
+    out = target.generate(prompt(), max_new_tokens=8, do_sample=False, return_dict_in_generate=True, **selects)
+    assert out.stats.draft_forwards < out.stats.num_rounds
+    assert selects["candidate_generator"].received
+
+
+class Wrong(CandidateGenerator):
+    def __init__(self, ids, logits=None):
+        self.ids, self.logits = torch.tensor([ids]), logits
+
+    def get_candidates(self, input_ids, **kwargs):
+        return torch.cat([input_ids, self.ids], dim=1), self.logits
+
+    def update_candidate_strategy(self, input_ids, scores, num_matches):
+        pass
+
+
+def refusal(source, match, error=ValueError, **call):
+    return pytest.param(source, call, match, error, id=match[:40])
+
+
+@pytest.mark.parametrize(
+    ("source", "call", "match", "error"),
+    [
+        refusal("own", "batch size must be 1, got 2", inputs=prompt().repeat(2, 1)),
+        refusal("mtp:mellum", "batch size must be 1, got 2", inputs=prompt().repeat(2, 1)),
+        refusal("own", "remove the padding", attention_mask=torch.tensor([[0] + [1] * 8])),
+        refusal("own", "'confidence' is not supported with candidate", num_assistant_tokens_schedule="confidence"),
+        refusal("own", "threshold=0.4 is not supported with", assistant_confidence_threshold=0.4),
+        refusal("own", "diversed_temperature is not supported", diversed_temperature=[0.5], do_sample=True),
+        refusal("own", "are two sources of draft tokens", assistant_model=tiny_model("llama")),
+        refusal("own", "are two sources of draft tokens", prompt_lookup_num_tokens=3),
+        refusal("own", "must be a CandidateGenerator", TypeError, candidate_generator=tiny_model("llama")),
+        refusal("own", "must return ids of the target, 0 to 63", candidate_generator=Wrong([70])),
+        refusal("own", "must return logits .* for 2", candidate_generator=Wrong([5, 6], torch.zeros(1, 1, 64))),
+        refusal("own", "needs probabilities of the draft tokens", verifier="contrastive"),
+        refusal("gemma4", "needs probabilities of a draft model", verifier="contrastive"),
+        refusal("own_from_states", "prefill_chunk_size is not supported", prefill_chunk_size=4),
+        refusal("dflash", "need draft tokens to verify", assistant_model=None),
+        refusal("dflash", "needs a DFlash draft model .* got LlamaFor", assistant_model=tiny_model("llama")),
+        refusal("dflash", 'speculation_type must be "dflash"', speculation_type="eagle"),
+        refusal("mtp:glm4_moe", "prompts of at least 3 tokens.* got 2", inputs=prompt()[:, :2]),
+        refusal("mtp:mellum", "logits before any processor", verifier="spec_cascade:token_v3:0.3", **SAMPLED),
+        refusal("other_tokenizer", "RepetitionPenalty.* is not supported", repetition_penalty=1.2, **SAMPLED),
+    ],
+)
+def test_refusals(source, call, match, error):
+    target, selects = sources.SOURCES[source]()
+    settings = {"inputs": prompt(), "max_new_tokens": 8, "do_sample": False, "verifier": "lossless"}
+    with pytest.raises(error, match=match):
+        target.generate(**settings | selects | call)
+
+
+def test_models_without_mtp_layers_are_refused():
+    with pytest.raises(ValueError, match="LlamaForCausalLM lacks"):
+        tiny_model("llama").generate(prompt(), verifier="lossless", use_mtp=True, max_new_tokens=4)
+
+
+def test_equal_tokenizers_draft_as_without_them():
+    """Catches a conversion of draft tokens where both models have one tokenizer."""
+    target, draft = tiny_model("llama"), tiny_model("llama", seed=1)
+    tokenizers = {"tokenizer": word_tokenizer(), "assistant_tokenizer": word_tokenizer()}
+    out = decode((target, {"assistant_model": draft, **tokenizers}))
+    assert out.stats.draft_forwards > out.stats.num_rounds
+
+
+def test_the_draft_model_of_another_tokenizer_is_unchanged():
+    """Catches upstream's pruned embeddings, which stay in the draft model after the call."""
+    source = sources.other_tokenizer()
+    draft = source[1]["assistant_model"]
+    embeddings = draft.get_input_embeddings(), draft.get_output_embeddings()
+    decode(source, **SAMPLED)
+    assert (draft.get_input_embeddings(), draft.get_output_embeddings()) == embeddings
+
+
+def test_static_caches_fall_back_to_the_eager_engine():
+    out = decode(sources.own(), cache_implementation="static")
+    assert out.stats.engine == "eager"
+    assert out.stats.engine_reason == "candidate generators run in eager mode"
