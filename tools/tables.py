@@ -165,6 +165,13 @@ def every(study: str, task: str = "", metric: str = "") -> list[Row]:
 
 
 ACCEPTED = Column("accepted / drafted", "acceptance_rate")
+LENGTH_COLUMNS = [
+    Column("draft tokens per round", "drafted_per_round", lambda figure: f"{figure.value:.1f}"),
+    ACCEPTED,
+    Column("speed over the best constant length", "over_best_constant", number),
+    Column("over the target", "over_target", number),
+    Column("over `upstream`", "over_upstream", number),
+]
 PER_ROUND = Column("tokens per target forward", "block_efficiency", number)
 DROP = Column("below the target", "quality_drop")
 STATIC_GAIN = Column("above the static curve", "static_gain")
@@ -588,16 +595,25 @@ def speed() -> dict[str, Table]:
                 for verifier in ("lossless", "lenience:0.3")
                 for schedule in ("5", "confidence", "adaptive")
             ],
-            [
-                Column("draft tokens per round", "drafted_per_round", lambda figure: f"{figure.value:.1f}"),
-                ACCEPTED,
-                Column("speed over the best constant length", "over_best_constant", number),
-                Column("over the target", "over_target", number),
-                Column("over `upstream`", "over_upstream", number),
-            ],
+            LENGTH_COLUMNS,
             "Tokens per second of wall time, eager engine, batch size 1, one thread; {n} held-out prompts per task, "
             "median (quartiles) of paired ratios. Constant lengths: 2, 3, 5, 8. `upstream` is transformers' assisted "
             "generation with its defaults. Measured by {command}.",
+        ),
+        "draft-lengths-qwen": Table(
+            "method",
+            [
+                Row(f"`{method}`", method, "draft-lengths-qwen", "gsm8k")
+                for method in (
+                    *("upstream:3", "upstream:5", "lossless:3", "lossless:5", "lossless:confidence"),
+                    *("lossless:adaptive", "lenience:0.3:3", "lenience:0.3:5", "lenience:0.3:confidence"),
+                    "lenience:0.3:adaptive",
+                )
+            ],
+            LENGTH_COLUMNS,
+            "Qwen2.5-Coder 1.5B and 0.5B in float32 (oneDNN-packed weights), GSM8K, at most 48 new tokens; tokens per "
+            "second of wall time, eager engine, batch size 1, two threads of a CPU without bfloat16 instructions; {n} "
+            "prompts, median (quartiles) of paired ratios. Constant lengths: 3, 5. Measured by {command}.",
         ),
         "draft-lengths-replay": Table(
             "task, method",

@@ -269,7 +269,10 @@ def _plan_lengths(request: Request, source: str | None, has_draft_model: bool, m
     requested = requested_length(config, request.num_assistant_tokens, verifier, assistant)
     default = DEFAULT_NUM_ASSISTANT_TOKENS if source is None else default_length(source, request)
     gamma = default if requested is None else requested
-    schedule = CONSTANT if schedule is None else schedule
+    if schedule is None:
+        is_free = requested is None and not threshold and has_draft_model and verifier.allows_early_stop
+        is_single = len(request.input_ids) == 1 and config.cache_implementation != "static"
+        schedule = CONFIDENCE if is_free and is_single else CONSTANT
     rule = _rule(request, schedule, threshold) if has_draft_model and verifier.allows_early_stop else None
     max_drafted = gamma
     if schedule == ADAPTIVE:

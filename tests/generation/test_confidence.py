@@ -234,14 +234,16 @@ def drafted(pair, **given) -> int:
         "diversed_head": tiny_head(),
         "diversed_strictness": 0.0,
     }
-    return len(generate(pair, **call, **given).stats.accepted_per_position)
+    return len(generate(pair, **call | given).stats.accepted_per_position)
 
 
 def test_maximum_length_and_sources(pair, monkeypatch):
     """Catches a maximum of 5 where nothing sets it, and a constant schedule that the draft's config overrides."""
     monkeypatch.setattr(ConfidenceRule, "stops", lambda self, confidences: False)
     monkeypatch.setattr(ConfidenceRule, "update", lambda self, accepted: None)
-    assert drafted(pair) == 5
+    assert drafted(pair) == MAX_CONFIDENT_TOKENS  # the default of a single row
+    assert drafted(pair, num_assistant_tokens=5) == 5
+    assert drafted(pair, **ragged_batch(2)) == 5
     assert drafted(pair, **CONFIDENCE) == MAX_CONFIDENT_TOKENS
     assert drafted(pair, **CONFIDENCE, num_assistant_tokens=7) == 7
     assert drafted(pair, **CONFIDENCE, **STATIC) == 5

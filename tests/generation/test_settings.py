@@ -41,7 +41,7 @@ def test_order_of_sources_of_the_draft_length(pair):
     target, _ = pair
 
     def drafted_per_round(head, **kwargs):
-        call = {**ragged_batch(1), "max_new_tokens": 40, "do_sample": False, "diversed_strictness": 0.0}
+        call = {**ragged_batch(2), "max_new_tokens": 40, "do_sample": False, "diversed_strictness": 0.0}
         return len(generate(pair, **call, diversed_head=head, **kwargs).stats.accepted_per_position)
 
     assert drafted_per_round(tiny_head()) == 5
