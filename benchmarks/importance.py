@@ -78,7 +78,7 @@ def _sample(decoder: Decoder, task, method: Method, prompts, records, seed: int)
     if decoded.records is None:
         return rewards, torch.ones_like(rewards), torch.zeros_like(rewards)
     log_ratio = (decoded.records.log_prob_target - decoded.records.log_prob).double()
-    return rewards, log_ratio.nansum(1).exp(), (log_ratio.exp() - 1.0).nansum(1)
+    return rewards, decoded.records.importance_weights().double(), (log_ratio.exp() - 1.0).nansum(1)
 
 
 def _mean(values: torch.Tensor) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """GRPO with speculative rollouts: lossless by default, or relaxed with importance weights, as `--verifier static:0.7`.
 
-A plain loop in torch without TRL, to show how `log_prob` and `log_prob_target` are used. The policy is the target
-model of the embedded pair; the draft model is not trained.
+A plain loop in torch without TRL, to show how importance weights are used. The policy is the target model of the
+embedded pair; the draft model is not trained.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import torch
 
 from hf_diversed import load_demo_pair
 from hf_diversed.tasks import get_task, load_records
+from hf_diversed.verifiers import build_verifier
 
 
 def main() -> None:
@@ -19,6 +20,11 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=16, help="prompts per update")
     parser.add_argument("--group", type=int, default=8, help="completions per prompt")
     options = parser.parse_args()
+    if not build_verifier(options.verifier).has_emitted_probs:
+        parser.error(
+            f"{options.verifier!r} has no emitted distribution, so its rollouts have no importance weights; use "
+            "lossless, static, spec_cascade, fuzzy, contrastive or block."
+        )
 
     torch.manual_seed(0)
     pair, task = load_demo_pair(), get_task("math")
@@ -44,8 +50,9 @@ def main() -> None:
         texts = tokenizer.batch_decode(tokens.tokens, skip_special_tokens=True)
         rewards = torch.tensor(task.score_batch(texts, [record for record in batch for _ in range(options.group)]))
 
-        # Weighted averages are unbiased for the policy. With lossless rollouts, all weights are 1.
-        weights = (tokens.log_prob_target - tokens.log_prob).nansum(1).exp()
+        # Weighted averages are unbiased for the policy. With lossless rollouts, all weights are 1. These sampling
+        # settings do not change scores, so the target's processed distribution is the policy.
+        weights = tokens.importance_weights()
         weighted = (weights * rewards).view(-1, options.group)
         baseline = weighted.sum(1, keepdim=True) / weights.view(-1, options.group).sum(1, keepdim=True)
         advantages = weights * (rewards.view(-1, options.group) - baseline).flatten()

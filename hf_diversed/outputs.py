@@ -49,6 +49,7 @@ class SpeculativeStats:
         max_ratio: the largest v(y) / p(y) of an emitted token y at a verified position; infinite if p(y) = 0. 0
             without token records, in greedy decoding, and for verifiers that do not compute v.
         expected_accepted_sum: the expectation of `num_accepted` given the draft tokens.
+        num_lossless_rounds: rounds of calls that are known to be lossless; see `is_lossless`.
         per_row: the counters of each row.
         engine: "eager", "static" (fixed shapes) or "compiled". " (forwards)" is added if only the models' forward
             passes ran with fixed shapes.
@@ -75,6 +76,7 @@ class SpeculativeStats:
     overshoot_count: int = 0
     max_ratio: float = 0.0
     expected_accepted_sum: float = 0.0
+    num_lossless_rounds: int = 0
     strictness_sum: float = 0.0
     strictness_count: int = 0
     per_row: list["SpeculativeStats"] = field(default_factory=list, repr=False)
@@ -88,6 +90,15 @@ class SpeculativeStats:
         if self.num_drafted:
             accepted += f" ({self.acceptance_rate:.1%})"
         return f"tokens: {self.num_emitted}, rounds: {self.num_rounds}, accepted draft tokens: {accepted}"
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether the emitted tokens have exactly the target's distribution (in greedy decoding: are its argmax).
+
+        Derived from `Verifier.is_lossless` of each call. False without rounds and where it is not known: for your own
+        verifiers, unless they implement that method, and if only some rows are lossless.
+        """
+        return 0 < self.num_rounds == self.num_lossless_rounds
 
     @property
     def acceptance_rate(self) -> float:
@@ -206,8 +217,10 @@ class TokenRecords:
         tokens: long. `source`: int8 index into `SOURCES`, -1 after a row's end.
         relaxed: bool, an accepted draft token that lossless verification would have rejected (`u >= strict_prob`).
         weight, p, q, tv, bias: float32; the weight on the target at the draft token, both models' probability of
-            the emitted token, TV(p, q), and TV(v, p) for mixtures. NaN where undefined: weight, tv and bias exist at
-            drafted positions only, q not at bonus tokens.
+            the emitted token, TV(p, q), and TV(v, p) for mixtures. p and q are the processed distributions, after
+            temperature and all logits processors. NaN where undefined: weight, tv and bias exist at drafted positions
+            only, q not at bonus tokens.
+        raw_p: float32, as p, but before temperature and all logits processors: from the softmax of the raw logits.
         log_prob: float32, log-probability of the emitted token under the distribution that sampled it: the emitted
             distribution v at drafted positions, p at bonus tokens, 0 in greedy decoding. NaN at drafted positions
             where the verifier does not compute v (`Trace.emitted_probs`).
@@ -222,6 +235,7 @@ class TokenRecords:
     relaxed: torch.Tensor
     weight: torch.Tensor
     p: torch.Tensor
+    raw_p: torch.Tensor
     q: torch.Tensor
     tv: torch.Tensor
     bias: torch.Tensor
@@ -231,12 +245,38 @@ class TokenRecords:
 
     @property
     def log_prob_target(self) -> torch.Tensor:
-        """Log-probability of the emitted token under p: float32 `[B, T]`; NaN after a row's end.
+        """Log-probability of the emitted token under p, the processed distribution: float32 `[B, T]`.
 
-        `log_prob_target - log_prob`, summed over a row, is the log of its importance weight. Averages with these
-        weights are unbiased for the target if v > 0 wherever p > 0.
+        Its support is that of the call: tokens that top-k, top-p or another processor removes have none. NaN after a
+        row's end.
         """
         return self.p.log()
+
+    @property
+    def log_prob_raw(self) -> torch.Tensor:
+        """Log-probability of the emitted token under the target's raw logits (temperature 1): float32 `[B, T]`.
+
+        Its support is the whole vocabulary. Equal to `log_prob_target` at temperature 1 without processors that change
+        scores. NaN after a row's end.
+        """
+        return self.raw_p.log()
+
+    def importance_weights(self) -> torch.Tensor:
+        """Return the product of p / v over the tokens of each row, float32 `[B]`: 1 for lossless verifiers.
+
+        Averages of sampled rows with these weights are unbiased for the target's processed distribution if v > 0
+        wherever p > 0. They do not correct for top-k, top-p and temperature, which p contains.
+
+        Raises:
+            ValueError: if the verifier does not compute v, so that `log_prob` is NaN.
+        """
+        emitted = self.source >= 0
+        if self.log_prob[emitted].isnan().any():
+            raise ValueError(
+                "importance weights need a verifier with an emitted distribution, but `log_prob` is NaN; use "
+                "lossless, a mixture, a cascade, fuzzy, contrastive or block."
+            )
+        return (self.log_prob_target - self.log_prob).masked_fill(~emitted, 0.0).sum(1).exp()
 
 
 @dataclass

@@ -37,6 +37,14 @@ def test_example_runs(path, tmp_path):
         assert "effective sample size 100%" in done.stdout
 
 
+def test_rollouts_without_importance_weights_are_refused(tmp_path):
+    """Catches rollouts of a verifier without log-probabilities, whose weights would all be wrong."""
+    path = Path(__file__).parent.parent / "examples" / "rl_rollouts.py"
+    done = run_example(path, ["--verifier", "lenience:0.3", "--updates", "1"], tmp_path)
+    assert done.returncode == 2
+    assert "'lenience:0.3' has no emitted distribution" in done.stderr
+
+
 def test_tuned_draft_is_an_ordinary_model(tmp_path):
     """Catches a TRL release that changes the trainer, an adapter in the saved files, and weights without updates."""
     pytest.importorskip("trl", reason="the recipe needs TRL, which needs Python 3.11: pip install trl")

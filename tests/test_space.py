@@ -549,7 +549,7 @@ def test_strictness_changes_the_first_example(space, app):
 def records(tokens: list[int], source: list[int], relaxed: list[bool]) -> TokenRecords:
     numbers = torch.tensor([[0.5] + [NAN] * (len(tokens) - 1)])
     return TokenRecords(
-        torch.tensor([tokens]), torch.tensor([source], dtype=torch.int8), torch.tensor([relaxed]), *[numbers] * 7
+        torch.tensor([tokens]), torch.tensor([source], dtype=torch.int8), torch.tensor([relaxed]), *[numbers] * 8
     )
 
 

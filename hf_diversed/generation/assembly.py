@@ -126,7 +126,7 @@ class Parts:
             processor=self.processor,
             verifier=self.verifier,
             random_source=self.random_source,
-            keep_raw="logits" in wants or self.verifier.needs_raw_logits,
+            keep_raw=bool({"logits", "records"} & wants) or streams_records or self.verifier.needs_raw_logits,
             rotary_limit=limit,
             reason=reason or "",
         )

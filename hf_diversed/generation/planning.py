@@ -227,7 +227,7 @@ def plan(request: Request) -> Plan:
         gamma=lengths.first if engine.rule is None and not lengths.max_copied else lengths.maximum,
         schedule=_schedule(request, engine, lengths.first, lengths.maximum) if is_adaptive else None,
         stops=stops,
-        recorder=Recorder(rows.prompt_length, request.streamer, wants, verifier.strictness_per_row()),
+        recorder=Recorder(rows.prompt_length, verifier, request.streamer, wants),
         may_compact=not (indexes_rows or wants - {"records"}),
         uses_inference_mode=parts.only_library_code and engine.may_use_inference_mode,
     )

@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from transformers.generation.streamers import BaseStreamer
 
-from hf_diversed.blocks import DraftOutput, Round, TargetOutput, Trace
+from hf_diversed.blocks import BlockOutput, DraftOutput, Round, TargetOutput, Trace
 from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.outputs import SOURCES, GenerateDiversedOutput, SpeculativeStats, TokenRecords
 from hf_diversed.sampling import acceptance, total_variation
 from hf_diversed.theory import expected_accepted
+from hf_diversed.verifiers.base import Verifier
 
 
 _DRAFT, _RESIDUAL, _BONUS = range(len(SOURCES))
@@ -75,6 +76,7 @@ class RecordedRound:
     Attributes:
         rows: index of each row in the original batch. starts: its length before the round.
         drafted, accepted, emitted: its numbers of tokens.
+        is_lossless: whether the verifier is known to be lossless in this call.
         records: of its G + 1 positions; None unless token records are returned or streamed.
         ratio: v / p of the emitted tokens in sampled rows, else NaN; None without records.
     """
@@ -90,26 +92,21 @@ class RecordedRound:
     bias: torch.Tensor | None = None
     ratio: torch.Tensor | None = None
     records: TokenRecords | None = None
+    is_lossless: bool = False
 
 
 class Recorder:
     """Collects the rounds of a call and builds its return value once every row has ended.
 
     Args:
-        prompt_length: S. streamer: receives the tokens of each round; None for no stream.
+        prompt_length: S. verifier: that of the call.
+        streamer: receives the tokens of each round; None for no stream.
         wants: additional return values of the call: any of "records", "scores", "logits".
-        strictnesses: one value or one per row or prompt; empty for verifiers without strictness.
     """
 
-    def __init__(
-        self,
-        prompt_length: int,
-        streamer: BaseStreamer | None = None,
-        wants: set[str] = frozenset(),  # type: ignore[assignment]
-        strictnesses: Sequence[float] = (),
-    ):
+    def __init__(self, prompt_length: int, verifier: Verifier, streamer: BaseStreamer | None, wants: set[str]):
         self.prompt_length, self.streamer, self.wants = prompt_length, streamer, wants
-        self.strictnesses = strictnesses
+        self.verifier, self.strictnesses = verifier, verifier.strictness_per_row()
         self.rounds: list[RecordedRound] = []
         self._describes = "records" in wants or isinstance(streamer, RoundStreamer)
         self._columns: dict[str, list[torch.Tensor]] = {"scores": [], "logits": []}
@@ -121,6 +118,9 @@ class Recorder:
             self._add_columns("scores", round.target.scores, recorded)
         if "logits" in self.wants and round.target.raw_logits is not None:
             self._add_columns("logits", round.target.raw_logits, recorded)
+        sampled = round.round_noise.noise is not None
+        modes = {sampled} if round.greedy is None else {True, False}  # some rows are greedy
+        recorded.is_lossless = all(map(self.verifier.is_lossless, modes))
         records = recorded.records = describe_round(round) if self._describes else None
         if round.verdict is not None:
             trace = round.verdict.trace
@@ -226,7 +226,7 @@ def merge_records(rounds: list[RecordedRound], ends: list[int], prompt_length: i
     """Merge the records of all rounds into `[B, T]`, up to each row's end."""
     shape = (len(ends), max(ends) - prompt_length)
     nan = torch.full(shape, float("nan"), dtype=torch.float32)
-    merged = {name: nan.clone() for name in ("weight", "p", "q", "tv", "bias", "log_prob", "strict_prob")}
+    merged = {name: nan.clone() for name in ("weight", "p", "raw_p", "q", "tv", "bias", "log_prob", "strict_prob")}
     merged["tokens"] = torch.zeros(shape, dtype=torch.long)
     merged["source"] = torch.full(shape, -1, dtype=torch.int8)
     merged["relaxed"] = torch.zeros(shape, dtype=torch.bool)
@@ -260,6 +260,7 @@ def _count(counters: SpeculativeStats, entry: RecordedRound, row: int, end: int,
         kept = drafted = remaining
     rejected = int(kept < drafted)
     counters.num_rounds += 1
+    counters.num_lossless_rounds += entry.is_lossless
     counters.num_drafted += drafted
     counters.num_accepted += kept
     counters.num_rejected += rejected
@@ -301,6 +302,7 @@ def describe_round(round: Round) -> TokenRecords:
             relaxed=relaxed,
             weight=nan,
             p=p,
+            raw_p=_raw_prob(target, round.next_token[:, None]),
             q=nan,
             tv=nan,
             bias=nan,
@@ -331,6 +333,7 @@ def describe_round(round: Round) -> TokenRecords:
         relaxed=_is_relaxed(strict_prob, round),
         weight=at_drafts(trace.weight),
         p=p,
+        raw_p=_raw_prob(target, tokens),
         q=q,
         tv=at_drafts(tv),
         bias=at_drafts(_bias(trace, tv, target)),
@@ -338,6 +341,12 @@ def describe_round(round: Round) -> TokenRecords:
         strict_prob=at_drafts(strict_prob),
         inputs=inputs,
     )
+
+
+def _raw_prob(target: TargetOutput, tokens: torch.Tensor) -> torch.Tensor:
+    """Return `TokenRecords.raw_p` of emitted tokens, long `[B, N]`."""
+    assert target.raw_logits is not None, "kept where records are described"
+    return BlockOutput(target.raw_logits).prob(tokens)
 
 
 def _bias(trace: Trace, tv: torch.Tensor, target: TargetOutput) -> torch.Tensor | None:

@@ -11,6 +11,9 @@ from hf_diversed.blocks import DecodingContext, DraftOutput, TargetOutput, Trace
 from hf_diversed.sampling import residual
 
 
+_DECISIONS = {"__call__", "emitted_probs", "weights"}  # methods that determine which tokens are emitted
+
+
 class Verifier:
     """Decides which draft tokens to accept, and the distribution of the token that replaces the first rejected one.
 
@@ -52,9 +55,21 @@ class Verifier:
         cls.needs_check = not cls.__module__.startswith("hf_diversed.")
         if "__call__" in vars(cls) and "needs_input_ids" not in vars(cls):
             cls.needs_input_ids = True  # the override may use them even if the base class does not
+        if _DECISIONS & vars(cls).keys() and "is_lossless" not in vars(cls):
+            cls.is_lossless = Verifier.is_lossless  # type: ignore[method-assign]
 
     def check(self, context: DecodingContext) -> None:
         """Raise ValueError, before any forward pass, if this verifier does not support the call."""
+
+    def is_lossless(self, sampled: bool) -> bool:
+        """Return whether the emitted tokens follow the target's distribution exactly; False if that is not known.
+
+        Subclasses that override how tokens are verified (`__call__`, `emitted_probs` or `weights`) do not inherit it.
+
+        Args:
+            sampled: whether tokens are sampled. In greedy decoding, lossless means that every token is argmax p.
+        """
+        return False
 
     def strictness_per_row(self) -> Sequence[float]:
         """Return the strictness for the statistics: one value, or one per prompt or row; empty without strictness."""

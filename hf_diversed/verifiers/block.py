@@ -43,6 +43,9 @@ class BlockVerifier(CompositeVerifier):
     def settings(self) -> dict[str, object]:
         return {"verifier": self.verifier}
 
+    def is_lossless(self, sampled: bool) -> bool:
+        return self.verifier.is_lossless(sampled)
+
     def __call__(
         self,
         input_ids: torch.Tensor,

@@ -143,6 +143,9 @@ class DiversedVerifier(MixtureVerifier):
     def components(self) -> list[object]:
         return [self, self.head]
 
+    def is_lossless(self, sampled: bool) -> bool:
+        return all(value == 1.0 for value in self.strictness) or self.bounds_are_lossless()
+
     def strictness_per_row(self) -> list[float]:
         return self.strictness
 

@@ -27,6 +27,9 @@ class LenientVerifier(Verifier):
         if self.lenience == 0.0:
             raise ValueError(f"`lenience` must lie in (0, 1], got {lenience!r}. {advice}")
 
+    def is_lossless(self, sampled: bool) -> bool:
+        return self.lenience == 1.0
+
     def __call__(
         self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
     ) -> Verdict:

@@ -116,6 +116,11 @@ class MixtureVerifier(Verifier):
     def check(self, context: DecodingContext) -> None:
         check_row_values(context, **{ARGUMENTS[name]: getattr(self, name) for name in LIMITS})
 
+    def bounds_are_lossless(self) -> bool:
+        """Return whether a bound requires w = 1 in every row: `max_bias` or `bias_budget` 0, or `max_ratio` 1."""
+        ends = (self.max_bias, 0.0), (self.bias_budget, 0.0), (self.max_ratio, 1.0)
+        return any(values is not None and all(value == end for value in values) for values, end in ends)
+
     def settings(self) -> dict[str, object]:
         return {
             name: value

@@ -34,6 +34,9 @@ class RegretBudgetVerifier(Verifier):
             None if max_mismatches is None else check_count("max_mismatches", max_mismatches, "None is no limit.")
         )
 
+    def is_lossless(self, sampled: bool) -> bool:
+        return min(self.budget, self.max_regret) == 0.0
+
     def __call__(
         self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
     ) -> Verdict:

@@ -104,7 +104,7 @@ def test_generate_applies_the_strictness():
 
 def test_tokens_have_colours():
     """Catches tokens without their colours, and model output interpreted as markup."""
-    numbers = [torch.full((1, 2), float("nan"))] * 7
+    numbers = [torch.full((1, 2), float("nan"))] * 8
     source = torch.tensor([[0, 1]], dtype=torch.int8)
     records = TokenRecords(torch.tensor([[5, 6]]), source, torch.tensor([[True, False]]), *numbers)
     text = token_text(SimpleNamespace(all_special_ids=[], decode=lambda ids: "[red]" * len(ids)), records)

@@ -4,11 +4,12 @@ import functools
 import threading
 from contextvars import copy_context
 
+import pytest
 import torch
 
 import hf_diversed
 from hf_diversed import _compat
-from tests.tiny import generate, ragged_batch, tiny_head
+from tests.tiny import Listener, generate, ragged_batch, tiny_head
 
 
 def test_record_stats_collects_calls_and_nests(pair):
@@ -68,6 +69,28 @@ def test_log_prob_of_emitted_tokens(pair):
     assert torch.allclose(records.log_prob_target, records.p.log(), equal_nan=True)
     records = call(verifier="lenience:0.3").token_records
     assert torch.equal(records.log_prob.isnan(), records.source != 2)
+
+
+@pytest.mark.parametrize("mode", [{}, {"cache_implementation": "static"}], ids=["eager", "static"])
+def test_log_probs_of_the_raw_and_the_processed_distribution(pair, mode):
+    """Catches temperature or top-k in the raw log-probability, and the reverse; records without raw logits."""
+    call = {"temperature": 0.7, "top_k": 5, "suppress_tokens": [9, 20], "output_token_records": True, **mode}
+    out = generate(pair, verifier="static:0.5", **call)
+    records, new = out.token_records, out.sequences[:, 9:]
+    with torch.no_grad():
+        raw = pair[0](**_with_mask(out.sequences, ragged_batch()["attention_mask"])).logits[:, 8:-1]
+    processed = raw.clone()
+    processed[..., [9, 20]] = -torch.inf
+    processed = (processed / 0.7).where(processed >= processed.topk(5).values[..., -1:], -torch.inf)
+    emitted = records.source >= 0
+    for found, scores in ((records.log_prob_raw, raw), (records.log_prob_target, processed)):
+        expected = scores.log_softmax(-1).gather(-1, new[..., None]).squeeze(-1)
+        assert torch.allclose(found[emitted].exp(), expected[emitted].exp(), atol=1e-4)
+        assert found[~emitted].isnan().all()
+    stream = Listener()
+    inputs = {name: values[:1] for name, values in ragged_batch().items()}
+    generate(pair, verifier="static:0.5", streamer=stream, **inputs, **mode)
+    assert not any(records.raw_p.isnan().any() for records, _ in stream.rounds)
 
 
 def _with_mask(sequences, mask):

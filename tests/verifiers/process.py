@@ -6,7 +6,7 @@ Models are tables: random scores for every prefix of a three-token vocabulary.
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cache
 
 import torch
@@ -69,7 +69,9 @@ class Block:
         outcome = (self.draft.num_drafted, counts, torch.full_like(counts, token), counts, counts, counts)
         noise = RoundNoise(torch.zeros_like(self.verdict.accept_prob), torch.zeros(1))
         records = describe_round(Round(self.draft, self.target, noise, self.verdict, *outcome))
-        return (records.log_prob_target - records.log_prob)[:, : count + 1].double().sum(-1).exp()
+        names = [item.name for item in fields(records) if item.name != "inputs"]
+        emitted = {name: getattr(records, name)[:, : count + 1] for name in names}
+        return replace(records, **emitted).importance_weights().double()
 
     def expected_accepted(self) -> float:
         counts = torch.arange(self.kept().shape[1]).double()

@@ -20,6 +20,7 @@ from hf_diversed.verifiers import (
     LenientVerifier,
     PhaseVerifier,
     StaticEnsembleVerifier,
+    build_verifier,
 )
 from hf_diversed.verifiers.diversed import shift_lenience
 from hf_diversed.verifiers.mixture import MixtureVerifier, Weights, lenient_weight
@@ -192,8 +193,25 @@ def test_importance_weights_give_the_target(name: str):
     for seed in SEEDS[:2]:
         tables = Tables(seed)
         exact = product_probs(Tables.p, tables, 3)
-        assert distance(process_probs(verifier, tables, 2, 3, weighted=True), exact) < ROUNDING
-        assert distance(process_probs(verifier, tables, 2, 3), exact) > 0.01
+        weighted, relaxed = (process_probs(verifier, tables, 2, 3, weighted=flag) for flag in (True, False))
+        assert distance(weighted, exact) < ROUNDING
+        assert distance(relaxed, exact) > 0.01
+        # The mean of a reward: weighted, it is the target's; unweighted, it is not.
+        reward = {tokens: float(tokens.count(2) + 3 * (tokens[0] == tokens[-1])) for tokens in exact}
+        expected, corrected, plain = (
+            sum(chances.get(tokens, 0.0) * value for tokens, value in reward.items())
+            for chances in (exact, weighted, relaxed)
+        )
+        assert corrected == pytest.approx(expected, abs=1e-5)
+        assert abs(plain - expected) > 1e-3
+
+
+@pytest.mark.parametrize("spec", ["lenience:0.3", "lossy:0.5", "typical:0.3:0.6", "top_k_relaxed:2:0.3", "fly:0.1:1"])
+def test_importance_weights_are_refused_without_a_distribution(spec: str):
+    """Catches tokens without a log-probability that count as weight 1."""
+    assert not build_verifier(spec).has_emitted_probs
+    with pytest.raises(ValueError, match="importance weights need a verifier with an emitted distribution"):
+        process_probs(build_verifier(spec), Tables(0), 2, 3, weighted=True)
 
 
 # Strictness
