@@ -11,7 +11,8 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier
 from hf_diversed.generation import decoding
-from tests.tiny import EOS, ragged_batch, tiny_head, tiny_model
+from hf_diversed.verifiers import EXAMPLES, build_verifier
+from tests.tiny import EOS, Listener, ragged_batch, tiny_head, tiny_model
 
 
 GAMMA = 4
@@ -24,11 +25,11 @@ def relaxed(pair, verifier, inputs, **kwargs):
     return target.generate(**inputs, assistant_model=draft, verifier=verifier, **{**settings, **kwargs})
 
 
-def upstream_assisted(pair, inputs, gamma=GAMMA, **kwargs):
+def upstream_assisted(pair, inputs, gamma=GAMMA, eos=EOS, **kwargs):
     """Upstream's assisted decoding with a fixed draft length; without a pad id, which corrupts its draft's mask."""
     target, draft = pair
     saved = draft.generation_config, target.generation_config
-    common = {"pad_token_id": None, "eos_token_id": EOS}
+    common = {"pad_token_id": None, "eos_token_id": eos}
     fixed = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
     draft.generation_config = GenerationConfig(**common, **fixed, num_assistant_tokens=gamma)
     target.generation_config = GenerationConfig(**common)
@@ -164,6 +165,87 @@ def test_padded_vocabularies(extra, do_sample):
         assert torch.equal(out.sequences, plain)
     else:
         assert out.stats.acceptance_rate > (0.99 if extra > 0 else 0.1)
+
+
+@pytest.mark.parametrize("step", range(1, 8))  # every position of a block, and of the block after it
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("mode", [{}, {"cache_implementation": "static"}], ids=["eager", "static"])
+def test_eos_in_the_middle_of_a_block(step, do_sample, mode):
+    """Catches tokens after an accepted EOS in the sequence, the stream, the scores or the statistics, as transformers
+    emitted them (transformers#47912). All draft tokens are accepted, and static rounds also draft after an EOS."""
+    target = tiny_model("llama", seed=23)
+    pair, inputs = (target, copy.deepcopy(target)), {"input_ids": ragged_batch()["input_ids"][:1]}
+    kwargs = {"max_new_tokens": 10, "do_sample": do_sample, "top_k": 0, "output_scores": True}
+    kwargs["return_dict_in_generate"] = True
+    torch.manual_seed(step)
+    whole = relaxed(pair, "lossless", inputs, eos_token_id=None, **kwargs).sequences[0, 9:].tolist()
+    eos, stream = whole[step - 1], Listener()
+    end = whole.index(eos) + 1
+    torch.manual_seed(step)
+    theirs = upstream_assisted(pair, inputs, eos=eos, **kwargs)
+    torch.manual_seed(step)
+    ours = relaxed(pair, "lossless", inputs, eos_token_id=eos, streamer=stream, **kwargs, **mode)
+    assert ours.sequences.tolist() == theirs.sequences.tolist()
+    assert ours.sequences[0, 9:].tolist() == stream.tokens[9:] == whole[:end]
+    assert len(ours.scores) == len(theirs.scores) == end
+    assert ours.stats.num_emitted == end
+    assert ours.stats.num_drafted == ours.stats.num_accepted
+
+
+WIDE, NARROW = 152_064, 151_936  # padded vocabularies of one tokenizer: of the 7B and of the 0.5B model of Qwen2.5
+
+
+@pytest.mark.parametrize(("target_size", "draft_size"), [(WIDE, NARROW), (NARROW, WIDE)])
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_padded_vocabularies_of_published_sizes(target_size, draft_size, do_sample):
+    """Catches a check that refuses this difference, an id that the target emits and the draft model cannot embed, and
+    draft probability on ids that the target lacks: both models often predict the last ids that they have."""
+    models = []
+    for size in (target_size, draft_size):
+        model = tiny_model("llama")
+        model.resize_token_embeddings(size, mean_resizing=False)
+        with torch.no_grad():
+            inputs, outputs = (get().weight for get in (model.get_input_embeddings, model.get_output_embeddings))
+            inputs[64:], outputs[64:] = inputs[:1], 0.0
+            outputs[NARROW - 1] = 2.0 * outputs[8]
+            outputs[NARROW:][-1:] = 2.0 * outputs[18]  # the last id of the wider model only
+        models.append(model)
+    call = {**ragged_batch(16), "do_sample": do_sample, "top_k": 40, "max_new_tokens": 16, "eos_token_id": None}
+    plain = models[0].generate(**call)
+    out = models[0].generate(
+        **call,
+        assistant_model=models[1],
+        verifier="lossless",
+        return_dict_in_generate=True,
+        output_token_records=True,
+    )
+    if not do_sample:
+        assert torch.equal(out.sequences, plain)
+    records = out.token_records
+    assert set(records.tokens.unique().tolist()) >= {NARROW - 1, target_size - 1}
+    assert records.tokens.max() < target_size
+    drafted = records.source == 0
+    assert drafted.sum() > 50
+    assert records.tokens[drafted].max() < min(target_size, draft_size)
+    # The distributions agree on shared ids, so the draft model's are normalised over the target's ids.
+    if draft_size > target_size:
+        assert torch.allclose(records.p[drafted], records.q[drafted], atol=1e-4)
+
+
+@pytest.mark.parametrize("spec", EXAMPLES)
+@pytest.mark.parametrize("draft_size", [59, 73])
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_padded_vocabularies_under_every_verifier(spec, draft_size, do_sample):
+    """Catches NaN from draft scores of -inf, and ids that the target lacks."""
+    verifier = build_verifier(spec)
+    if verifier.greedy_only and do_sample:
+        return
+    target = tiny_model("llama")
+    draft = copy.deepcopy(target)
+    draft.resize_token_embeddings(draft_size, mean_resizing=False)
+    out = relaxed((target, draft), verifier, ragged_batch(), do_sample=do_sample, top_k=0, eos_token_id=None)
+    assert out.sequences.max() < 64
+    assert out.stats.num_accepted > 0
 
 
 def test_smaller_vocabulary_of_the_draft_model(pair):
