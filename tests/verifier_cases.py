@@ -22,6 +22,7 @@ from hf_diversed.verifiers import (
     LenientVerifier,
     LosslessVerifier,
     LossyVerifier,
+    MarsVerifier,
     PhaseVerifier,
     RegretBudgetVerifier,
     SpecCascadeVerifier,
@@ -39,19 +40,23 @@ TEMPERATURE = 0.8
 
 @dataclass(frozen=True)
 class Probs:
-    """Inputs of a reference formula: float64 `[B, G, V]`; `weight` is the verifier's own, by token, or None."""
+    """Inputs of a reference formula: float64 `[B, G, V]`; `weight` is the verifier's own, by token, or None.
+
+    `scores` are the target's processed scores, None if the formula does not use them.
+    """
 
     p: torch.Tensor
     q: torch.Tensor
     raw_p: torch.Tensor
     raw_q: torch.Tensor
     weight: torch.Tensor | None = None
+    scores: torch.Tensor | None = None
 
     @classmethod
     def of(cls, draft: DraftOutput, target: TargetOutput, weight: torch.Tensor | None = None) -> "Probs":
         scores = (target.scores[:, :-1], draft.scores, target.raw_logits[:, :-1], draft.raw_logits)
         probs = [torch.softmax(values.double(), dim=-1) for values in scores]
-        return cls(*probs, weight=None if weight is None else weight.double())
+        return cls(*probs, weight=None if weight is None else weight.double(), scores=scores[0].double())
 
 
 def total_variation(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -150,6 +155,24 @@ def top_k_gate(p: torch.Tensor, top_k: int, delta: float) -> torch.Tensor:
         return is_best
     rank = (p[..., None, :] > p[..., :, None]).sum(-1)
     return is_best | ((rank < top_k) & (p >= p.amax(-1, keepdim=True) - delta))
+
+
+def mars_gate(probs: Probs, theta: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return where the two best tokens are close, `[B, G, 1]`, and which tokens are the two best, `[B, G, V]`."""
+    ordered = probs.scores.sort(-1, descending=True).values
+    return ordered[..., 1:2] > theta * ordered[..., :1], probs.scores >= ordered[..., 1:2]
+
+
+def mars_probs(probs: Probs, theta: float) -> torch.Tensor:
+    close, two_best = mars_gate(probs, theta)
+    return torch.where(close, gated_probs(probs, lambda p: two_best), probs.p)
+
+
+def mars_best(probs: Probs, theta: float) -> torch.Tensor:
+    close, two_best = mars_gate(probs, theta)
+    drafted = probs.q.argmax(-1, keepdim=True)
+    kept = (close & two_best).gather(-1, drafted)[..., 0]
+    return torch.where(kept, drafted[..., 0], probs.p.argmax(-1))
 
 
 def best(probs: Probs, emitted: Callable[[Probs], torch.Tensor]) -> torch.Tensor:
@@ -342,6 +365,19 @@ def _top_k_relaxed(top_k: int, delta: float) -> VerifierCase:
     )
 
 
+def _mars(theta: float) -> VerifierCase:
+    return VerifierCase(
+        f"mars-{theta}",
+        "mars",
+        partial(MarsVerifier, theta),
+        partial(mars_probs, theta=theta),
+        partial(mars_best, theta=theta),
+        maximal=False,
+        gated=True,
+        agreeing=False,
+    )
+
+
 def _joint(id: str, rule: str, make: Callable[[], Verifier]) -> VerifierCase:
     return VerifierCase(id, rule, make, emitted=None, greedy=None)
 
@@ -407,6 +443,9 @@ VERIFIER_CASES = [
     _top_k_relaxed(1, 0.0),
     _top_k_relaxed(3, 0.3),
     _top_k_relaxed(10, 0.6),
+    _mars(0.9),
+    _mars(0.5),
+    _mars(1.0),
     _joint("regret", "regret_budget", partial(RegretBudgetVerifier, 2.0, 0.8, 2)),
     _joint("regret-0", "regret_budget", partial(RegretBudgetVerifier, 0.0)),
     _joint("fly", "fly", FLyVerifier),

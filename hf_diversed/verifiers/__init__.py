@@ -14,6 +14,7 @@ from hf_diversed.verifiers.fuzzy import FuzzyVerifier
 from hf_diversed.verifiers.lenience import LenientVerifier
 from hf_diversed.verifiers.lossless import LosslessVerifier
 from hf_diversed.verifiers.lossy import LossyVerifier
+from hf_diversed.verifiers.mars import MarsVerifier
 from hf_diversed.verifiers.phase import PhaseVerifier
 from hf_diversed.verifiers.regret_budget import RegretBudgetVerifier
 from hf_diversed.verifiers.spec_cascade import SpecCascadeVerifier
@@ -33,6 +34,7 @@ VERIFIERS: dict[str, type[Verifier]] = {
     "contrastive": ContrastiveVerifier,
     "typical": TypicalAcceptanceVerifier,
     "top_k_relaxed": TopKRelaxedVerifier,
+    "mars": MarsVerifier,
     "regret_budget": RegretBudgetVerifier,
     "fly": FLyVerifier,
     "block": BlockVerifier,
@@ -43,7 +45,7 @@ VERIFIERS: dict[str, type[Verifier]] = {
 # Example specifications of the verifiers that `build_verifier` supports.
 EXAMPLES = (
     *("lossless", "static:0.7", "static:0.3", "lenience:0.3", "lossy:0.5", "spec_cascade:token_v3:0.5"),
-    *("fuzzy:0.2:js", "contrastive:0.5:0.1", "typical", "top_k_relaxed:10:0.6", "fly:0.3:2"),
+    *("fuzzy:0.2:js", "contrastive:0.5:0.1", "typical", "top_k_relaxed:10:0.6", "mars:0.9", "fly:0.3:2"),
     *("block", "block:static:0.7", "regret_budget:2"),
 )
 
@@ -111,6 +113,7 @@ __all__ = [
     "LenientVerifier",
     "LosslessVerifier",
     "LossyVerifier",
+    "MarsVerifier",
     "PhaseVerifier",
     "RegretBudgetVerifier",
     "SpecCascadeVerifier",

@@ -19,6 +19,7 @@ from hf_diversed import (
     LenientVerifier,
     LosslessVerifier,
     LossyVerifier,
+    MarsVerifier,
     PhaseVerifier,
     RegretBudgetVerifier,
     SpecCascadeVerifier,
@@ -120,6 +121,7 @@ _TOKENWISE = _WITH_EMITTED_PROBS | st.one_of(
     _lossy(),
     st.builds(TypicalAcceptanceVerifier, _unit, st.floats(0.0, 2.0)),
     st.builds(TopKRelaxedVerifier, st.integers(1, 6), _unit),
+    st.builds(MarsVerifier, _unit),
     st.builds(FLyVerifier, st.floats(0.0, 1.5), st.none() | st.integers(1, 4), st.integers(1, 5)),
 )
 _blocks = st.builds(BlockVerifier, _WITH_EMITTED_PROBS)

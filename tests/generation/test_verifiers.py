@@ -39,7 +39,7 @@ MAKERS = {
 }
 SPECS = [
     *("lossless", "static:0.3", "lenience:0.2", "lossy:0.5", "spec_cascade:token_v3:0.6", "fuzzy:0.3:kl"),
-    *("contrastive", "typical", "top_k_relaxed:5:0.5", "regret_budget:3", "fly:0.2:1", "block"),
+    *("contrastive", "typical", "top_k_relaxed:5:0.5", "mars:0.7", "regret_budget:3", "fly:0.2:1", "block"),
 ]
 # A verifier without a line above is run as the first row of `verifier_cases.py` has it.
 CASES = {case.rule: case.make for case in reversed(VERIFIER_CASES)}

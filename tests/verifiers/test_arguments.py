@@ -9,6 +9,7 @@ from hf_diversed.verifiers import (
     FuzzyVerifier,
     LenientVerifier,
     LossyVerifier,
+    MarsVerifier,
     SpecCascadeVerifier,
     StaticEnsembleVerifier,
     TopKRelaxedVerifier,
@@ -40,6 +41,7 @@ from tests.verifier_cases import make_block
         (lambda: TopKRelaxedVerifier(0), "`top_k` must be an integer >= 1, got 0"),
         (lambda: TopKRelaxedVerifier(1.5), "`top_k` must be an integer >= 1, got 1.5"),
         (lambda: TopKRelaxedVerifier(3, 1.5), r"`delta` must lie in \[0, 1\], got 1.5"),
+        (lambda: MarsVerifier(1.1), r"`theta` must lie in \[0, 1\], got 1.1"),
         (lambda: SpecCascadeVerifier("opt", float("nan")), r"`alpha` must lie in \[-inf, inf\], got nan"),
     ],
 )
@@ -69,6 +71,7 @@ def test_cascade_needs_raw_logits():
         ("contrastive", "ContrastiveVerifier(beta=0.5, alpha=0.1)"),
         ("typical", "TypicalAcceptanceVerifier(epsilon=0.09, delta=0.3)"),
         ("top_k_relaxed:10:0.6", "TopKRelaxedVerifier(top_k=10, delta=0.6)"),
+        ("mars", "MarsVerifier(theta=0.9)"),
         ("regret_budget:2", "RegretBudgetVerifier(budget=2.0, max_regret=inf, max_mismatches=None)"),
         ("fly", "FLyVerifier(entropy_threshold=0.3, window_size=None, top_k=3)"),
         ("static:0.7:0.2:1.5", "StaticEnsembleVerifier(max_bias=[0.2], bias_budget=[1.5], weight=0.7)"),

@@ -84,7 +84,7 @@ POSITIONS = {
     **{spec: partial(build_verifier, spec) for spec in (
         *("lossless", "static:0.4", "lenience:0.3", "lossy:0.5", "spec_cascade:token_v3:0.5", "spec_cascade:chow:0.4"),
         *("fuzzy:0.05", "contrastive", "typical:0.3:0.6", "top_k_relaxed:2:0.3"),
-        *("block", "block:static:0.4"),
+        *("mars:0.5", "block", "block:static:0.4"),
     )},
     "head": small_head,
     "head, max_bias": partial(small_head, strictness=0.1, max_bias=0.1),

@@ -69,7 +69,7 @@ LOSSLESS_ENDS: dict[str, Callable[[], Verifier]] = {
     **{spec: partial(build_verifier, spec) for spec in (
         *("lossless", "static:1", "static:0.2:0", "static:0.2:1:0", "static:0.2:1:inf:1", "lenience:1", "lossy:0"),
         *("lossy:0:1", "spec_cascade:token_v1:-1", "spec_cascade:token_v2:-1", "fuzzy:0", "fuzzy:9:kl:0"),
-        *("contrastive:0:0", "fly:inf", "block", "block:static:1"),
+        *("contrastive:0:0", "mars:1", "fly:inf", "block", "block:static:1"),
     )},
     "strictness of every row": lambda: _head(strictness=1.0),
     "bound of every row": lambda: _head(strictness=0.1, max_ratio=[1.0]),

@@ -34,6 +34,7 @@ SPELLED = [
     "contrastive:0.5:0.1",
     "typical:0.3:0.6",
     "top_k_relaxed:3:0.3",
+    "mars:0.5",
 ]
 
 
