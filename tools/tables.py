@@ -226,6 +226,12 @@ def pair() -> dict[str, Table]:
             by_task(*((task, f"verifiers-{task}", task, metric) for task, metric in names.items())),
             "Embedded pair, {n} held-out prompts, 5 draft tokens per round; 95% intervals clustered by prompt.",
         ),
+        "mars": Table(
+            "temperature 1",
+            methods("", "lossless", "lenience:0.3", "mars:0.9", "mars:0.7"),
+            by_task(*((task, f"mars-{task}", task, metric) for task, metric in names.items())),
+            "Embedded pair, {n} held-out prompts, 5 draft tokens per round; 95% intervals clustered by prompt.",
+        ),
         "regret": Table(
             "temperature 0",
             methods("", "lossless", "lenience:0.3", "lenience:0.1", "regret_budget:2.0625", "regret_budget:8"),
