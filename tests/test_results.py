@@ -10,7 +10,8 @@ from hf_diversed.evaluation import read_results
 from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
 from tools import draw_plots
 from tools.figures import RESULTS, command, figures, flatten, holm
-from tools.tables import TABLES, Column, Row, Table, count, number, p_value, points, rate, short, times
+from tools.tables import TABLES
+from tools.tables.parts import Column, Row, Table, count, number, p_value, points, rate, short, times
 
 
 FIGURES = ("n", "acceptance_rate", "block_efficiency", "quality", "quality_ci", "quality_drop", "quality_drop_ci")

@@ -1,4 +1,4 @@
-"""Write the tables of README and documentation, declared in `tools/tables.py`; also a hook of mkdocs.
+"""Write the tables of README and documentation, declared in `tools/tables/`; also a hook of mkdocs.
 
 python -m tools.render_docs
 
@@ -14,7 +14,8 @@ from typing import Any
 from hf_diversed.training import DiversedConfig
 from hf_diversed.training.arguments import own_fields
 from tools.figures import RESULTS
-from tools.tables import TABLES, markdown
+from tools.tables import TABLES
+from tools.tables.parts import markdown
 
 
 ROOT = Path(__file__).parent.parent

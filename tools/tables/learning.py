@@ -1,0 +1,155 @@
+"""Tables of trained heads."""
+
+from tools.figures import TASKS
+from tools.tables.parts import (
+    ACCEPTED,
+    STATIC_GAIN,
+    Column,
+    Row,
+    Table,
+    by_task,
+    every,
+    methods,
+    p_value,
+    points,
+    quality,
+    tenths,
+)
+
+
+def learning() -> dict[str, Table]:
+    """Return the tables of trained heads on the embedded pair."""
+    studies = [(task, f"learning-{task}", task, name) for task, name in zip(TASKS, ("accuracy", "ROUGE-2", "pass@1"))]
+    cascade = "spec_cascade:token_v3:0.95"
+    matched = [("lenience, matched", "lenience, matched"), ("untrained, matched", "untrained head, matched")]
+    seeds = [("diversed", "**token head**"), ("seed-43", "token head, seed 43"), ("seed-44", "token head, seed 44")]
+    others = [*matched, (cascade, f"`{cascade}`"), ("diversed-mixture", "the mixture head")]
+    orders = {"oracle": "an oracle", "lenience": "p/q, as lenience", "mixture head": "the mixture head"}
+    orders["token head"] = "the token head"
+    shares = [Column(f"{share}% kept", f"{share}% kept", tenths) for share in (50, 70, 80, 90, 100)]
+    against = [
+        Row(f"{task}: {title}", method, f"counterfactual-{task}", task)
+        for task, method, title in (
+            ("math", "diversed", "token head, trained on rewards"),
+            ("math", "mlp@0.35", "MLP head, trained on token costs, strictness 0.35"),
+            ("math", "mlp@0.2", "the same head, strictness 0.2"),
+            ("summary", "diversed", "token head, trained on rewards"),
+            ("summary", "counterfactual@0.6", "linear head, trained on token costs, strictness 0.6"),
+            ("summary", "counterfactual@0.5", "the same head, strictness 0.5"),
+        )
+    ]
+    return {
+        "learning": Table(
+            "head",
+            against,
+            [
+                ACCEPTED,
+                quality("score"),
+                Column("points below the target", "quality_drop", points),
+                Column("points above lenience", "gain", points),
+                Column("p", "p", p_value),
+            ],
+            "Embedded pair, {n} test prompts, temperature 1, 5 draft tokens per round; 95% intervals clustered by "
+            "prompt. Lenience at the same acceptance is interpolated. p-values of no difference from lenience, "
+            "corrected for all rows of each study (Holm).",
+        ),
+        "rewards": Table(
+            "method",
+            methods("", ("lossless", "lossless"), *others[3:], others[2], *matched, *seeds),
+            by_task(*studies),
+            '{n} prompts, the smaller number for code; 95% intervals clustered by prompt. "Matched" methods have the '
+            "acceptance of the token head on rollouts of training prompts.",
+        ),
+        "reward-differences": Table(
+            "heads of three seeds minus",
+            methods("", *((f"three seeds minus {name}", title) for name, title in others)),
+            [
+                column
+                for task, study, *_ in studies
+                for column in (
+                    Column(f"{task}: accepted", "acceptance_rate", points, study),
+                    Column("quality", "quality", points, study),
+                    Column("p", "p", p_value, study),
+                )
+            ],
+            "In points, with 95% intervals clustered by prompt; p-values of the quality, corrected for all "
+            "comparisons of this table (Holm). Intervals do not include the variation between seeds.",
+        ),
+        "ceiling": Table(
+            "ranked by",
+            [
+                Row(f"{task}: {title}", order, f"ceiling-{task}")
+                for task in ("math", "summary")
+                for order, title in orders.items()
+            ],
+            [*shares, Column("free share", "free share"), Column("verified tokens accepted with it", "verified")],
+            "Cost of keeping a share of the rejected tokens, lowest rank first, in points of the score per "
+            "completion, to first order; {n} rejections; 95% intervals clustered by prompt.",
+        ),
+        "calibration": Table(
+            "tolerated drop",
+            [
+                Row(f"{task}, {row.label.strip('`')}", row.method, study)
+                for task, study in (("math", "calibration"), ("summary", "calibration-summary"))
+                for row in every(study)
+            ],
+            [Column("found a strictness", "found"), Column("true drop within it", "kept")],
+            "{n} calibrations of 600 prompts each, resampled from the measured ones, at a confidence of 95%.",
+        ),
+    }
+
+
+def mixture() -> dict[str, Table]:
+    """Return the tables of mixture heads on math."""
+    inputs = [f"{name}-{kind}" for name in ("hidden", "distribution", "both") for kind in ("linear", "mlp")]
+    return {
+        "mixture": Table(
+            "mixture head",
+            methods("features-math", ("diversed", "the packaged head"), *inputs),
+            [ACCEPTED, quality("accuracy"), STATIC_GAIN],
+            "{n} prompts of math x 3, temperature 1, 5 draft tokens per round; 95% intervals clustered by prompt.",
+        ),
+    }
+
+
+def costs() -> dict[str, Table]:
+    """Return the tables of heads trained on token costs."""
+    found = {}
+    for task, metric in (("math", "accuracy"), ("summary", "ROUGE-2")):
+        study = f"counterfactual-{task}"
+        found[f"costs-{task}"] = Table(
+            "method",
+            every(study, task, "quality"),
+            [
+                ACCEPTED,
+                quality(metric),
+                Column("drop from the target, points", "quality_drop", points),
+                Column("above lenience, points", "gain", points),
+                Column("p", "p", p_value),
+            ],
+            "{n} test prompts, temperature 1, 5 draft tokens per round; 95% intervals clustered by prompt; p-values "
+            "of no difference from lenience, corrected for all rows (Holm). Measured by {command}.",
+        )
+    sizes = {"math": ("500 labels", "1,000 labels", "11,921 labels"), "summary": ("500 labels", "1,000 labels")}
+    every_input = "lookahead and state"
+    orders = [
+        Row(f"{task}: {order}", order, f"counterfactual-{task}", "orders")
+        for task in ("math", "summary")
+        for order in (
+            *("same inputs", "lookahead", "state after the token", every_input, f"{every_input}, mlp"),
+            *(f"{every_input}, {size}" for size in sizes[task]),
+        )
+    ]
+    orders += [
+        Row(f"GSM8K, Qwen2.5-Coder: {order}", order, "held-out-costs-gsm8k", "orders")
+        for order in ("same inputs", every_input)
+    ]
+    found["orders"] = Table(
+        "head",
+        orders,
+        [Column("R²", "R²"), Column("points saved against lenience", "90% kept", points)],
+        "R²: share of the variance of held-out labels that the head explains. Saved: points of the score per rejected "
+        "token of the test prompts when 90% are kept, to first order; 95% intervals clustered by prompt. Heads are "
+        "linear and trained on 4,002 (math), 3,136 (summary) and 382 (GSM8K) labels unless stated.",
+    )
+    return found

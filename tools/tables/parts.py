@@ -1,0 +1,193 @@
+"""What a table is made of: rows, columns, formats and captions."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hf_diversed.formatting import percent
+from tools.figures import Figure, command, figures
+
+
+Format = Callable[[Figure], str]
+
+
+def rate(figure: Figure) -> str:
+    """Format 0.5 as "50.0%", with its bounds."""
+    return _with_bounds(figure, percent)
+
+
+def points(figure: Figure) -> str:
+    """Format 0.5 as "50.00", in points, with its bounds."""
+    return _with_bounds(figure, lambda value: f"{100 * value:.2f}".replace("-0.00", "0.00"))
+
+
+def tenths(figure: Figure) -> str:
+    """Format 0.5 as "50.0", in points, with its bounds."""
+    return _with_bounds(figure, lambda value: f"{100 * value:.1f}".replace("-0.0", "0.0"))
+
+
+def number(figure: Figure) -> str:
+    """Format with two decimals and the bounds."""
+    return _with_bounds(figure, lambda value: f"{value:.2f}")
+
+
+def precise(figure: Figure) -> str:
+    """Format with four decimals and the bounds."""
+    return _with_bounds(figure, lambda value: f"{value:.4f}")
+
+
+def times(figure: Figure) -> str:
+    """Format 1.5 as "1.50x", with its bounds."""
+    return _with_bounds(figure, lambda value: f"{value:.2f}", "x")
+
+
+def whole(figure: Figure) -> str:
+    """Format 0.5 as "50%", without bounds."""
+    return f"{100 * figure.value:.0f}%"
+
+
+def factor(figure: Figure) -> str:
+    """Format 1.5 as "1.50x", without bounds."""
+    return f"{figure.value:.2f}x"
+
+
+def count(figure: Figure) -> str:
+    """Format an integer."""
+    return f"{figure.value:,.0f}"
+
+
+def short(figure: Figure) -> str:
+    """Format with two significant digits, as 1.7e+19."""
+    return f"{figure.value:.2g}"
+
+
+def p_value(figure: Figure) -> str:
+    """Format a p-value with three decimals."""
+    return "< 0.001" if figure.value < 0.001 else f"{figure.value:.3f}"
+
+
+def _with_bounds(figure: Figure, form: Callable[[float], str], unit: str = "") -> str:
+    value = form(figure.value) + unit
+    return value if figure.low is None else f"{value} ({form(figure.low)} to {form(figure.high)})"
+
+
+class Row(NamedTuple):
+    """A row: its label and what its figures have in common."""
+
+    label: str
+    method: str = ""
+    study: str = ""
+    task: str = ""
+
+
+class Column(NamedTuple):
+    """A column: its header, its metric and format, and what its figures have in common."""
+
+    header: str
+    metric: str
+    form: Format = rate
+    study: str = ""
+    task: str = ""
+    method: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of figures.
+
+    Attributes:
+        head: header of the labels.
+        rows, columns: a row, or else the column, fixes study, task and method of a cell. Without a task, the study
+            must have only one figure of this method and metric.
+        caption: the setting. `{n}` stands for the numbers of prompts, `{command}` for the first study's command.
+    """
+
+    head: str
+    rows: Iterable[Row]
+    columns: Iterable[Column]
+    caption: str
+
+    def render(self) -> str:
+        """Return the table and its caption in Markdown.
+
+        Raises:
+            KeyError: if a row or a column has no figure.
+            ValueError: if two figures belong in one cell.
+        """
+        rows, columns = list(self.rows), list(self.columns)
+        cells = [[_find(row, column) for column in columns] for row in rows]
+        for label, found in [*zip(rows, cells), *zip(columns, zip(*cells))]:
+            if not any(found):
+                raise KeyError(f"there is no figure for {label}")
+        shown = [cell for row in cells for cell in row if cell]
+        sizes = sorted({cell.n for cell in shown if cell.n is not None})
+        study = rows[0].study or columns[0].study
+        n = " or ".join(f"{size:,}" for size in sizes)
+        caption = self.caption.format(n=n, command=f"`{command(study)}`" if "{command}" in self.caption else "")
+        lines = (
+            [row.label, *(column.form(cell) if cell else "-" for column, cell in zip(columns, found))]
+            for row, found in zip(rows, cells)
+        )
+        return f"{markdown([self.head, *(column.header for column in columns)], lines)}\n\n{caption}"
+
+
+def _find(row: Row, column: Column) -> Figure | None:
+    study, task, method = row.study or column.study, row.task or column.task, row.method or column.method
+    found = [
+        figure
+        for figure in figures(study)
+        if (figure.method, figure.metric) == (method, column.metric) and task in ("", figure.task)
+    ]
+    if len(found) > 1:
+        raise ValueError(f"there must be one figure for {row} and {column}, got {len(found)}.")
+    return found[0] if found else None
+
+
+def markdown(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a Markdown table; cells are Markdown."""
+    header = list(header)
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def methods(study: str, *names: str | tuple[str, str], task: str = "") -> list[Row]:
+    """Return rows of methods; a pair is a method and its label."""
+    pairs = [(name, f"`{name}`") if isinstance(name, str) else name for name in names]
+    return [Row(label, method, study, task) for method, label in pairs]
+
+
+def every(study: str, task: str = "", metric: str = "") -> list[Row]:
+    """Return rows of all methods of a study, in its order; only those with a figure of `metric` if it is given."""
+    names = dict.fromkeys(
+        figure.method for figure in figures(study) if task in ("", figure.task) and metric in ("", figure.metric)
+    )
+    return methods(study, *names, task=task)
+
+
+ACCEPTED = Column("accepted / drafted", "acceptance_rate")
+LENGTH_COLUMNS = [
+    Column("draft tokens per round", "drafted_per_round", lambda figure: f"{figure.value:.1f}"),
+    ACCEPTED,
+    Column("speed over the best constant length", "over_best_constant", number),
+    Column("over the target", "over_target", number),
+    Column("over `upstream`", "over_upstream", number),
+]
+PER_ROUND = Column("tokens per target forward", "block_efficiency", number)
+DROP = Column("below the target", "quality_drop")
+STATIC_GAIN = Column("above the static curve", "static_gain")
+
+
+def quality(header: str) -> Column:
+    return Column(header, "quality")
+
+
+def by_task(*tasks: tuple[str, str, str, str]) -> list[Column]:
+    """Return two columns, acceptance and quality, for every (title, study, task, metric)."""
+    return [
+        column
+        for title, study, task, metric in tasks
+        for column in (
+            Column(f"{title}: accepted", "acceptance_rate", study=study, task=task),
+            Column(metric, "quality", study=study, task=task),
+        )
+    ]

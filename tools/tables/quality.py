@@ -1,0 +1,268 @@
+"""Tables of quality and acceptance, on the embedded pair, the Qwen2.5-Coder pair and SmolLM2."""
+
+from tools.figures import TASKS, figures
+from tools.tables.parts import (
+    ACCEPTED,
+    DROP,
+    PER_ROUND,
+    STATIC_GAIN,
+    Column,
+    Row,
+    Table,
+    by_task,
+    count,
+    every,
+    factor,
+    methods,
+    number,
+    precise,
+    quality,
+    short,
+    tenths,
+    times,
+    whole,
+)
+
+
+def pair() -> dict[str, Table]:
+    """Return the tables of the embedded pair."""
+    names = {"math": "accuracy", "summary": "ROUGE-2", "code": "pass@1"}
+    fixed = [f"static:{weight}" for weight in (0.7, 0.5, 0.3, 0.1)]
+    lenience = [f"lenience:{value}" for value in (0.05, 0.3, 0.03)]
+    cascade = "spec_cascade:token_v3:0.95"
+    sweeps = {"0": "math-t0", "0.1": "math-t0.1", "1": "math"}
+    return {
+        "first": Table(
+            "method",
+            methods(
+                "math",
+                "target",
+                "lossless",
+                ("lenience:0.05", "`lenience:0.05`, untrained"),
+                ("diversed", "`diversed`, a trained head"),
+            ),
+            [ACCEPTED, PER_ROUND, quality("correct answers")],
+            "{n} prompts x 2, temperature 1, 5 draft tokens per round, 95% intervals clustered by prompt.",
+        ),
+        "heads": Table(
+            "method",
+            methods("", "target", "lossless", *fixed, *lenience, cascade, "diversed"),
+            by_task(*((task, task, task, metric) for task, metric in names.items())),
+            "{n} held-out prompts, the smaller number for code, with 2 (math), 3 (summary) and 1 (code) samples each; "
+            "temperature 1, 5 draft tokens per round, 95% intervals clustered by prompt.",
+        ),
+        "contrastive": Table(
+            "temperature 1",
+            methods("", "lossless", "lenience:0.3", "lenience:0.1", "contrastive:0.1:0.1", "contrastive:0.5:0.1"),
+            by_task(*((task, f"verifiers-{task}", task, metric) for task, metric in names.items())),
+            "Embedded pair, {n} held-out prompts, 5 draft tokens per round; 95% intervals clustered by prompt.",
+        ),
+        "mars": Table(
+            "temperature 1",
+            methods("", "lossless", "lenience:0.3", "mars:0.9", "mars:0.7"),
+            by_task(*((task, f"mars-{task}", task, metric) for task, metric in names.items())),
+            "Embedded pair, {n} held-out prompts, 5 draft tokens per round; 95% intervals clustered by prompt.",
+        ),
+        "regret": Table(
+            "temperature 0",
+            methods("", "lossless", "lenience:0.3", "lenience:0.1", "regret_budget:2.0625", "regret_budget:8"),
+            by_task(*((task, f"verifiers-{task}-t0", task, metric) for task, metric in names.items())),
+            "Embedded pair, {n} held-out prompts, 5 draft tokens per round; 95% intervals clustered by prompt.",
+        ),
+        "transfer": Table(
+            "trained on",
+            methods("transfer", *TASKS),
+            by_task(*((f"on {task}", "", task, metric) for task, metric in names.items())),
+            "{n} prompts per task, temperature 1, 5 draft tokens per round, 95% intervals clustered by prompt.",
+        ),
+        "temperatures": Table(
+            "method",
+            methods("", "target", "lossless", "diversed"),
+            by_task(*((f"temperature {value}", study, "", "accuracy") for value, study in sweeps.items())),
+            "{n} prompts of math, 5 draft tokens per round, with the head trained at temperature 1; 95% intervals "
+            "clustered by prompt.",
+        ),
+        "truncation": Table(
+            "method",
+            every("truncation"),
+            [
+                ACCEPTED,
+                quality("accuracy"),
+                Column("mean overshoot", "mean_overshoot", lambda figure: f"{figure.value:.3f}"),
+                Column("largest v/p", "max_ratio", short),
+            ],
+            "Embedded pair, math, temperature 1, {n} prompts; 95% intervals clustered by prompt.",
+        ),
+        "importance": Table(
+            "rollouts",
+            every("importance"),
+            [
+                Column("mean reward", "reward"),
+                Column("weighted", "weighted_reward"),
+                Column("mean weight", "mean_weight", number),
+                Column("effective sample size", "effective_share"),
+            ],
+            "Embedded pair, math, temperature 1, {n} prompts x 2; one standard error over prompts to either side. "
+            "Measured by {command}.",
+        ),
+    }
+
+
+def published() -> dict[str, Table]:
+    """Return the tables of the Qwen2.5-Coder pair and of SmolLM2."""
+    mbpp, gsm8k, head = "qwen-coder-mbpp", "qwen-coder-gsm8k", "diversed:results/real/token-head-mbpp"
+    label = (head, "`diversed`, token head trained on MBPP")
+    setting = (
+        "{n} prompts of each task, temperature 1, 5 draft tokens per round, at most 320 (MBPP) and 400 (GSM8K) new "
+        "tokens; 95% intervals clustered by prompt."
+    )
+    scores = ((mbpp, "MBPP", "pass@1"), (gsm8k, "GSM8K", "accuracy"))
+    lenient = f"{head} minus lenience:0.3"
+    others = [f"spec_cascade:token_v3:{alpha}" for alpha in (0.5, 0.8, 0.95)]
+    others += ["block:lossless", *(f"static:{weight}" for weight in (0.7, 0.5, 0.3, 0.1))]
+    others += [f"lenience:{value}" for value in (0.3, 0.1)]
+    compared = [f"spec_cascade:token_v3:{alpha}" for alpha in (0.8, 0.95)]
+    compared += ["lenience:0.3", "lenience:0.1", "static:0.5"]
+    greedy = ("lossless", "lenience:0.3", "lenience:0.03", "static:0.5", "fly", "top_k_relaxed:2", "typical")
+    task = {name: [Column("accepted / drafted", "acceptance_rate", study=name)] for name in (mbpp, gsm8k)}
+    for name, metric in ((mbpp, "pass@1"), (gsm8k, "accuracy")):
+        task[name] += [Column(metric, "quality", study=name), DROP._replace(study=name)]
+        task[name].append(STATIC_GAIN._replace(study=name))
+    speeds = {
+        ("qwen-coder-speed", "mbpp, 5 draft tokens", 1): "1 thread, 5 draft tokens",
+        ("qwen-coder-speed", "mbpp, 3 draft tokens", 1): "1 thread, 3",
+        ("qwen-coder-speed-batch-1", "mbpp, 3 draft tokens", 1): "2 threads, 3",
+        ("qwen-coder-speed-batch-8", "mbpp, 3 draft tokens", 8): "2 threads, 3, batch 8",
+    }
+    timed = [
+        Column(title, f"speedup, {engine}, batch {size}", times, study, part)
+        for (study, part, size), name in speeds.items()
+        for engine, title in (("eager", name), ("compiled", f"{name}, compiled"))
+        if engine == "eager" or study != "qwen-coder-speed"
+    ]
+    quick = "speedup, eager, batch 1"
+    return {
+        "brief": Table(
+            "verifier",
+            methods("", ("target", "none: target alone"), "lossless", "lenience:0.3", "lenience:0.1"),
+            [
+                Column("speed", quick, factor, "qwen-coder-speed", "mbpp, 5 draft tokens"),
+                Column("draft tokens kept", "acceptance_rate", whole, mbpp),
+                Column("code: pass@1", "quality", whole, mbpp),
+                Column("math: accuracy", "quality", whole, gsm8k),
+            ],
+            "Qwen2.5-Coder 1.5B with 0.5B on one CPU thread, temperature 1; MBPP and GSM8K, {n} prompts each: "
+            "scores are within ±10 points (95%). Speed: median of 3 runs of 4 prompts of MBPP.",
+        ),
+        "gains": Table(
+            "prompt lookup",
+            [
+                Row("summaries of abstracts", "", "lookup-scitldr", "scitldr"),
+                Row("correcting the spelling of a text", "", "lookup-rewrite", "rewrite"),
+            ],
+            [Column(f"`{name}`: speedup", quick, times, method=name) for name in ("lossless", "lenience:0.3")],
+            "SmolLM2-135M-Instruct, one CPU thread, eager, batch size 1, temperature 0.3, 6 and 4 prompts, median "
+            "(range) of 3 and 2 alternating runs.",
+        ),
+        "quality": Table(
+            "method",
+            methods("", "target", "lossless", *compared, label),
+            [
+                column
+                for study, title, score in scores
+                for column in (
+                    Column(f"{title}: accepted", "acceptance_rate", study=study),
+                    Column(score, "quality", study=study),
+                    Column("points below the target", "quality_drop", tenths, study=study),
+                )
+            ],
+            setting,
+        ),
+        "head-real": Table(
+            "token head trained on MBPP",
+            [Row(title, "", study) for study, title, _ in scores],
+            [
+                ACCEPTED._replace(method=head),
+                quality("score")._replace(method=head),
+                STATIC_GAIN._replace(method=head),
+                Column("accepted, points above `lenience:0.3`", "acceptance_rate", tenths, method=lenient),
+                Column("score, points above `lenience:0.3`", "quality", tenths, method=lenient),
+            ],
+            setting,
+        ),
+        "sampling-check": Table(
+            "method",
+            every("sampling-check"),
+            [
+                Column("completions", "n", count),
+                Column("left out, too long", "left_out", count),
+                Column("tokens", "num_tokens", count),
+                Column("mean of -log p(token) - H(p)", "excess_per_token", precise),
+                Column("standard error", "standard_error", precise),
+                Column("z", "z", number),
+            ],
+            "Completions of GSM8K at temperature 1. Measured by {command}.",
+        ),
+        "mbpp": Table("method", methods("", "target", "lossless", *others, label), task[mbpp], setting),
+        "gsm8k": Table("method", methods("", "target", "lossless", *others, label), task[gsm8k], setting),
+        "greedy": Table(
+            "method",
+            methods("", *greedy),
+            [
+                Column("MBPP: accepted", "acceptance_rate", study=f"{mbpp}-t0"),
+                Column("below the target", "quality_drop", study=f"{mbpp}-t0"),
+                Column("GSM8K: accepted", "acceptance_rate", study=f"{gsm8k}-t0"),
+                Column("below the target", "quality_drop", study=f"{gsm8k}-t0"),
+            ],
+            "{n} prompts of each task, temperature 0, 5 draft tokens per round; 95% intervals clustered by prompt.",
+        ),
+        "specbench": Table(
+            "category",
+            [
+                Row(name.replace("-turn-", ", turn "), "", "qwen-coder-specbench", name)
+                for name in dict.fromkeys(figure.task for figure in figures("qwen-coder-specbench"))
+            ],
+            [
+                column
+                for name in ("lossless", "lenience:0.3")
+                for column in (
+                    Column(f"`{name}`: accepted", "acceptance_rate", method=name),
+                    Column("tokens per target forward", "block_efficiency", number, method=name),
+                )
+            ],
+            "{n} questions per row, temperature 1, 5 draft tokens per round, at most 256 new tokens; 95% intervals "
+            "clustered by question.",
+        ),
+        "pair-speed": Table(
+            "method",
+            methods("", "upstream", "lossless", "lenience:0.3", "lenience:0.1", "static:0.5"),
+            timed,
+            "Tokens per second over those of the target with the same engine, 4 prompts of MBPP (8 at batch size 8), "
+            "median (range) of 3 alternating turns on an x86-64 CPU. `upstream` is transformers' assisted generation.",
+        ),
+        **_smollm2(),
+    }
+
+
+def _smollm2() -> dict[str, Table]:
+    """Return a table for each source of draft tokens and task."""
+    head = "diversed:build/real/lookup/head-token-aware"
+    ordinary = ("target", "lossless", "lenience:0.3", "static:0.5", ("upstream", "transformers' assisted generation"))
+    setting = (
+        "SmolLM2-135M-Instruct in bfloat16, one CPU thread, batch size 1; {n} prompts, temperature 0.3, at most %s "
+        "draft tokens per round; 95%% intervals clustered by prompt. Speedup over the target with the same engine, "
+        "median (range) of %s alternating runs of %s prompts. Measured by {command}."
+    )
+    columns = [ACCEPTED, quality("ROUGE-2"), DROP, PER_ROUND]
+    columns += [
+        Column(title, f"speedup, {engine}, batch 1", times)
+        for engine, title in (("eager", "speedup"), ("compiled", "speedup, compiled"))
+    ]
+    summaries = [
+        *methods("lookup-scitldr", *ordinary, (head, "a token head")),
+        *methods("lenience-scitldr", "lenience:0.05"),
+    ]
+    return {
+        "lookup-scitldr": Table("method", summaries, columns, setting % (10, "3 (`lenience:0.05`: 1)", 6)),
+        "lookup-rewrite": Table("method", methods("lookup-rewrite", *ordinary), columns, setting % (10, 2, 4)),
+    }

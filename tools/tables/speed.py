@@ -1,0 +1,139 @@
+"""Tables of times."""
+
+from tools.figures import TASKS
+from tools.tables.parts import LENGTH_COLUMNS, Column, Row, Table, count, every, number, tenths
+
+
+def speed() -> dict[str, Table]:
+    """Return the tables of the time of rounds."""
+    quartiles = "median (quartiles) of"
+    return {
+        "compiled": Table(
+            "embedded pair, compiled",
+            [
+                Row("2 threads", "static:0.7", "compiled", "2 threads"),
+                Row("1 thread", "static:0.7", "compiled", "1 threads"),
+            ],
+            [
+                Column("cost of a round, batch 1", "round_cost_ratio", number),
+                *(Column(f"tokens/s, batch {size}", str(size), number) for size in (1, 2, 4, 8, 16)),
+                Column("mixture head over the compiled target, batch 1", "head over target", number),
+            ],
+            f"Over transformers' assisted generation at batch size 1 unless stated, {quartiles} 11 alternating runs; "
+            "`static:0.7`, 5 draft tokens per round, 128 new tokens, 72% accepted, an x86-64 CPU.",
+        ),
+        "draft-lengths": Table(
+            "task, method",
+            [
+                Row(f"{task}, `{verifier}:{schedule}`", f"{verifier}:{schedule}", "draft-lengths", task)
+                for task in TASKS
+                for verifier in ("lossless", "lenience:0.3")
+                for schedule in ("5", "confidence", "adaptive")
+            ],
+            LENGTH_COLUMNS,
+            "Tokens per second of wall time, eager engine, batch size 1, one thread; {n} held-out prompts per task, "
+            "median (quartiles) of paired ratios. Constant lengths: 2, 3, 5, 8. `upstream` is transformers' assisted "
+            "generation with its defaults. Measured by {command}.",
+        ),
+        "draft-lengths-qwen": Table(
+            "method",
+            [
+                Row(f"`{method}`", method, "draft-lengths-qwen", "gsm8k")
+                for method in (
+                    *("upstream:3", "upstream:5", "lossless:3", "lossless:5", "lossless:confidence"),
+                    *("lossless:adaptive", "lenience:0.3:3", "lenience:0.3:5", "lenience:0.3:confidence"),
+                    "lenience:0.3:adaptive",
+                )
+            ],
+            LENGTH_COLUMNS,
+            "Qwen2.5-Coder 1.5B and 0.5B in float32 (oneDNN-packed weights), GSM8K, at most 48 new tokens; tokens per "
+            "second of wall time, eager engine, batch size 1, two threads of a CPU without bfloat16 instructions; {n} "
+            "prompts, median (quartiles) of paired ratios. Constant lengths: 3, 5. Measured by {command}.",
+        ),
+        "draft-lengths-replay": Table(
+            "task, method",
+            [
+                Row(f"{task}, `{verifier}:{schedule}`", f"{verifier}:{schedule}", "draft-lengths-replay", task)
+                for task in TASKS
+                for verifier in ("lossless", "lenience:0.3")
+                for schedule in ("confidence", "adaptive")
+            ],
+            [
+                Column("blocks", "blocks", count),
+                *(Column(f"cost {cost}", f"ratio at {cost}", number) for cost in ("0.15", "0.3", "0.43")),
+            ],
+            "Tokens per target-forward time over those of the best constant length up to 8, if a draft token costs so "
+            "many target forwards; {n} prompts per task. Measured by {command}.",
+        ),
+        "random-draft": Table(
+            "engine, batch size",
+            [row._replace(label=row.method) for row in every("random-draft")],
+            [
+                Column("CPU time over the target alone", "over_target", number),
+                Column("first call", "first_call", number),
+                Column("draft forwards per target forward", "draft_forwards", lambda figure: f"{figure.value:.3f}"),
+            ],
+            f"Embedded target, 96 new tokens per row, {quartiles} 21 alternating calls. Measured by {{command}}.",
+        ),
+        "head-costs": Table(
+            "engine",
+            [row._replace(label=row.method) for row in every("head-costs")],
+            [
+                Column("lossless, ms per round", "lossless_ms", number),
+                Column("more with the head", "extra"),
+                Column("turns", "turns", count),
+            ],
+            "Hidden size 1024, 4 target layers, random weights, 5 draft tokens per round, one thread; median "
+            "(quartiles). Measured by {command}.",
+        ),
+        "replay": Table(
+            "batch size",
+            [row._replace(label=row.method) for row in every("replay")],
+            [
+                Column("time", "ratio", number),
+                Column("forward passes per round", "forwards_per_round", number),
+            ],
+            "Time of the target's part of a round that rejects half of 4 draft tokens per row (in batches from none "
+            "all of them), relative to a round that accepts all. Qwen3.5 architecture with 31 million random weights, "
+            f"one CPU thread, process time, {quartiles} means over 20 rounds, 400 alternating rounds each. Measured "
+            "by `python -m benchmarks.replay`.",
+        ),
+    }
+
+
+def serving() -> dict[str, Table]:
+    """Return the tables of vLLM."""
+    return {
+        "serving-acceptance": Table(
+            "verifier",
+            every("serving-acceptance"),
+            [
+                Column("accepted in vLLM", "acceptance_rate"),
+                Column("by `generate`", "generate_acceptance_rate"),
+                Column("difference, points", "difference", tenths),
+                Column("like for like", "like_for_like_difference", tenths),
+                Column("right in vLLM", "quality"),
+                Column("right by `generate`", "generate_quality"),
+            ],
+            "{n} problems of the embedded math task x 2, temperature 1; 95% intervals clustered by prompt.",
+        ),
+        "serving-cost": Table(
+            "verifier, requests at once",
+            [row._replace(label=row.method) for row in every("serving-cost")],
+            [
+                Column("CPU ms per round without the plugin", "ms_without", number),
+                Column("with it", "ms_with", number),
+                Column("added", "added"),
+            ],
+            "300 rounds each; 95% intervals.",
+        ),
+        "serving-load": Table(
+            "",
+            [row._replace(label=row.method) for row in every("serving-load")],
+            [
+                *(Column(name, name, count) for name in ("answered", "refused", "cancelled", "error", "lost")),
+                *(Column(f"accepted at strictness {value}", f"strictness {value}") for value in ("0", "0.5", "1")),
+            ],
+            "300 requests at once in each line; 95% intervals clustered by request.",
+        ),
+    }
