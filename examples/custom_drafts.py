@@ -1,4 +1,4 @@
-"""A source of draft tokens without a model: each token is followed by the token that followed it last time."""
+"""Draft without a model: after each token, propose the token that followed its last occurrence."""
 
 from itertools import pairwise
 
@@ -16,10 +16,10 @@ class Followers(CandidateGenerator):
 
     def get_candidates(self, input_ids, **kwargs):
         text = input_ids[0].tolist()
-        followers, draft = dict(pairwise(text)), []
-        while len(draft) < self.length and (last := [*text, *draft][-1]) in followers:
-            draft.append(followers[last])
-        return torch.cat([input_ids, input_ids.new_tensor([draft])], dim=1), None
+        followers, draft_tokens = dict(pairwise(text)), []
+        while len(draft_tokens) < self.length and (last := [*text, *draft_tokens][-1]) in followers:
+            draft_tokens.append(followers[last])
+        return torch.cat([input_ids, input_ids.new_tensor([draft_tokens])], dim=1), None
 
     def update_candidate_strategy(self, input_ids, scores, num_matches):
         """Change `length` by the number of accepted draft tokens."""

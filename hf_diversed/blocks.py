@@ -186,8 +186,9 @@ class DecodingContext:
 
     `batch_size` rows come from `num_prompts` prompts (`num_return_sequences` each). `temperature` is 0 when greedy and
     None if it differs between rows. `target` and `draft` are the models without wrappers, or None in vLLM; `draft` is
-    also None for prompt lookup and early exit. For draft tokens without a distribution (prompt lookup, and greedy
-    draft tokens in vLLM) `draft_hidden_size` is None and `draft_name` is empty.
+    also None for prompt lookup and early exit. `draft_hidden_size` is None for draft tokens without a distribution
+    (prompt lookup, and greedy draft tokens in vLLM), and 0 for those with a distribution but no hidden states.
+    `draft_name` is empty without a draft model, or names the source of draft tokens.
     """
 
     batch_size: int

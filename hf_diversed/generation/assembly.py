@@ -72,7 +72,8 @@ class Parts:
         """Whether no user code receives tensors of the loop."""
         request = self.request
         used = [*self.verifier.components(), *request.processors, *request.criteria]
-        others = self.random_source, request.streamer, self.generator, request.assistant_model
+        drafting = () if self.generator is None else (self.generator, request.assistant_model)
+        others = self.random_source, request.streamer, *drafting
         used += [each for each in others if each is not None]
         return not self.keep_rows and all(map(model_facts.is_library_code, used))
 
@@ -118,7 +119,7 @@ class Parts:
                     "the target's rotary frequencies change at a length that the call can reach, which candidate "
                     "generators that read its outputs do not support. Lower max_new_tokens."
                 )
-            target.model = drafter.observed(target.model)
+            target.model = drafter.record_outputs(target.model)
         eager = EagerEngine(
             rows=self.rows,
             target=target,

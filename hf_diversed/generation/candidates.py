@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, SuppressTokensLogitsProcessor
 from transformers.generation.candidate_generator import (
     AssistantToTargetTranslator,
     AssistedCandidateGenerator,
@@ -28,7 +28,10 @@ from hf_diversed.generation.rows import PerRow, RaggedRows
 
 # Names of the sources, by the argument that selects them.
 MTP, DFLASH, OWN = "use_mtp=True", 'speculation_type="dflash"', "candidate_generator"
-SHARED_STATES, OTHER_TOKENIZER = "an assistant model that reads the target's keys and values", "assistant_tokenizer"
+SHARED_STATES, OTHER_TOKENIZER = (
+    "an assistant model that reads the target's keys and values",
+    "an assistant model with another tokenizer",
+)
 _READS_STATES = ("Gemma4Assistant", "Gemma4UnifiedAssistant")
 _MAX_OWN_TOKENS = 16  # per round of a caller's generator, if no number is set
 # The first release whose generators return the logits that they sampled from.
@@ -67,10 +70,13 @@ def check_source(source: str, request: Request) -> None:
             f"{source} needs a DFlash draft model as assistant_model=, got {type(assistant).__name__}; remove "
             "speculation_type for a causal language model."
         )
-    if source in (OWN, MTP) and assistant is not None:
-        raise ValueError(f"assistant_model and {source} are two sources of draft tokens; pass only one.")
+    _check_single_source(source, request)
     if source == MTP:
         _check_prediction_layers(request)
+    if source == OTHER_TOKENIZER and assistant is not None:
+        checks.check_model(assistant, "draft")
+        if model_facts.recurrent_states(assistant):
+            raise ValueError(f"{source} must not have recurrent states, got {type(assistant).__name__}; use another.")
     if source in (MTP, DFLASH) and _compat.RELEASE < _RETURNS_SAMPLED_LOGITS:
         raise ValueError(
             f"{source} needs transformers 5.23 or newer: earlier releases return other probabilities than those that "
@@ -114,9 +120,21 @@ def check_source(source: str, request: Request) -> None:
             raise ValueError(f"prefill_chunk_size is not supported with {source}, which reads the prompt's states.")
 
 
+def _check_single_source(source: str, request: Request) -> None:
+    config = request.config
+    given = {
+        "assistant_model": request.assistant_model is not None,
+        MTP: bool(config.use_mtp),
+        f"speculation_type={config.speculation_type!r}": config.speculation_type is not None,
+    }
+    for name, is_given in given.items():
+        if source in (OWN, MTP) and is_given and name != source:
+            raise ValueError(f"{name} and {source} are two sources of draft tokens; pass only one.")
+
+
 def _check_prediction_layers(request: Request) -> None:
     layers = getattr(request.model.config.get_text_config(), "num_mtp_layers", None)
-    if layers is None:
+    if not layers:
         raise ValueError(
             f"{MTP} needs a model with multi-token prediction layers, which {type(request.model).__name__} lacks "
             "(num_mtp_layers in its config); pass assistant_model= instead."
@@ -128,7 +146,7 @@ def _check_prediction_layers(request: Request) -> None:
         )
 
 
-def default_length(source: str, request: Request) -> int:
+def default_gamma(source: str, request: Request) -> int:
     """Return the number of draft tokens per round if none is set."""
     if source == MTP:
         return request.model.config.get_text_config().num_mtp_layers
@@ -137,16 +155,15 @@ def default_length(source: str, request: Request) -> int:
     return _MAX_OWN_TOKENS if source == OWN else DEFAULT_NUM_ASSISTANT_TOKENS
 
 
-def is_point_mass(source: str, request: Request) -> bool:
-    """Return whether the draft tokens are a function of the text, so that q is a point mass."""
+def is_point_mass(source: str | None, request: Request) -> bool:
+    """Return whether a source is known to return tokens that are a function of the text, so that q is a point mass."""
     return source == SHARED_STATES or (source == OTHER_TOKENIZER and not request.config.do_sample)
 
 
-def build_generator(source: str, request: Request, length: int) -> CandidateGenerator:
-    """Return the generator that transformers uses for a call, with `length` draft tokens per round."""
+def build_generator(source: str, request: Request, gamma: int) -> CandidateGenerator:
+    """Return the generator that transformers uses for a call, with `gamma` draft tokens per round."""
     if request.candidate_generator is not None:
         return request.candidate_generator
-    kwargs = {name: value for name, value in request.model_kwargs.items() if name not in _compat.CACHE_NAMES}
     target, assistant = model_facts.base_model(request.model), request.assistant_model
     if source != OTHER_TOKENIZER:
         generator = target._get_candidate_generator(
@@ -154,43 +171,52 @@ def build_generator(source: str, request: Request, length: int) -> CandidateGene
             input_ids=request.input_ids,
             inputs_tensor=request.input_ids,
             logits_processor=request.processors,
-            model_kwargs=kwargs,
+            model_kwargs={},
             assistant_model=assistant,
         )
     else:
-        generator = _other_tokenizer(request, target, kwargs)
+        generator = _other_tokenizer(request, target)
     if hasattr(generator, "num_assistant_tokens"):
-        generator.num_assistant_tokens = length
+        generator.num_assistant_tokens = gamma
     return generator
 
 
-def _other_tokenizer(request: Request, target: PreTrainedModel, kwargs: dict[str, Any]) -> AssistedCandidateGenerator:
+def _other_tokenizer(request: Request, target: PreTrainedModel) -> AssistedCandidateGenerator:
     """Return the generator for a draft model with another tokenizer.
 
     Sampled draft tokens are restricted to the tokens that both vocabularies have, and q is the draft model's
     distribution over them (arXiv 2502.05202). Greedy draft tokens are converted as text.
     """
     config, assistant = request.config, request.assistant_model
-    first, second = request.tokenizer, request.assistant_tokenizer
+    target_tokenizer, draft_tokenizer = request.tokenizer, request.assistant_tokenizer
+    assert assistant is not None
+    assert draft_tokenizer is not None
     warpers = ("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
     sampling = {name: getattr(config, name) for name in (*warpers, "top_h")}
     # Other settings name ids of the target, which the draft model does not share.
-    drafting = GenerationConfig(**sampling, max_length=config.max_length, min_length=0)
-    drafting.eos_token_id = None if second is None else second.eos_token_id
+    drafting = GenerationConfig(
+        **sampling, max_length=config.max_length, min_length=0, eos_token_id=draft_tokenizer.eos_token_id
+    )
     common = {
         "input_ids": request.input_ids,
         "assistant_model": assistant,
-        "target_tokenizer": first,
-        "assistant_tokenizer": second,
+        "target_tokenizer": target_tokenizer,
+        "assistant_tokenizer": draft_tokenizer,
         "generation_config": drafting,
-        "model_kwargs": kwargs,
+        "model_kwargs": {"attention_mask": torch.ones_like(request.input_ids)},
         "inputs_tensor": request.input_ids,
         "logits_processor": LogitsProcessorList(),
     }
     if config.do_sample:
         # Upstream replaces the draft model's embeddings by pruned ones and returns their logits in another order.
         # Without pruning, the draft model is unchanged and q is right.
-        translator = AssistantToTargetTranslator(first, second, model_facts.vocab_size(target), assistant)
+        translator = AssistantToTargetTranslator(
+            target_tokenizer, draft_tokenizer, model_facts.vocab_size(target), assistant
+        )
+        known, width = max(draft_tokenizer.get_vocab().values()) + 1, model_facts.vocab_size(assistant)
+        if known < width:  # padding of the output embedding, which the translator does not suppress
+            padding = SuppressTokensLogitsProcessor(list(range(known, width)), str(assistant.device))
+            translator.logits_processors = LogitsProcessorList([*(translator.logits_processors or []), padding])
         generator = UniversalSpeculativeDecodingGenerator(**common, atm_translator=translator)
     else:
         generator = AssistedCandidateGeneratorDifferentTokenizers(**common)
@@ -204,7 +230,7 @@ class CandidateDrafter:
 
     q is the softmax of the returned logits, which must be those that the tokens were drawn from. Where a generator
     returns no logits, q is a point mass at the draft token, and the block ends before the first token that a
-    processor forbids.
+    processor forbids. `num_forwards` counts the calls that returned candidates.
 
     Args:
         generator: see `build_generator`. rows: one row; draft tokens are written after its length.
@@ -243,15 +269,15 @@ class CandidateDrafter:
         """Whether drafting needs the target's outputs for all tokens, those of the prompt included."""
         return self.generator.requires_model_outputs
 
-    def observed(self, model: PreTrainedModel) -> Callable[..., Any]:
-        """Return the target as a function that passes its outputs to the generator."""
+    def record_outputs(self, model: PreTrainedModel) -> Callable[..., Any]:
+        """Return the target as a function that keeps its outputs for the generator."""
         view = model_facts.recording_view(model)
 
         def run(**kwargs: Any) -> Any:
-            asked = dict(self.generator.model_kwargs_overrides)
+            overrides = dict(self.generator.model_kwargs_overrides)
             if kwargs.get("output_hidden_states"):  # of all layers, which contain those that the generator reads
-                asked.pop("output_hidden_states", None)
-            self._outputs = view(**kwargs | asked)
+                overrides.pop("output_hidden_states", None)
+            self._outputs = view(**kwargs | overrides)
             return self._outputs
 
         return run
@@ -274,28 +300,40 @@ class CandidateDrafter:
             return None, none
         candidates, logits = self.generator.get_candidates(rows.ids[:, :length].clone(), **self._target_outputs())
         self._num_matches = 0
-        tokens = candidates[:, length : length + limit].to(rows.ids.device)
-        own = PerRow([tokens.shape[1]], torch.full_like(counts.device, tokens.shape[1]))
+        if candidates.ndim != 2 or len(candidates) != 1 or candidates.shape[1] < length:
+            raise ValueError(
+                f"{type(self.generator).__name__}.get_candidates must return [1, {length} + G], input_ids and the "
+                f"candidates, got {list(candidates.shape)}."
+            )
+        tokens = candidates[:, length : length + limit].to(rows.ids)
+        drafted = PerRow([tokens.shape[1]], torch.full_like(counts.device, tokens.shape[1]))
         if not tokens.shape[1]:
             return None, none
         self.num_forwards += 1
         self._check(tokens, logits)
         for step, column in enumerate(tokens.unbind(dim=1)):
             rows.write(step, column)
+        allowed = before_bans(self._bans, rows, tokens, drafted, self.vocab_size)
         if logits is None or self._is_point_mass:
-            scores = point_mass(tokens, self.vocab_size)
-            own = before_bans(self._bans, rows, tokens, own, self.vocab_size)
+            scores, drafted = point_mass(tokens, self.vocab_size), allowed
         else:
             scores = to_vocabulary(logits[:, : tokens.shape[1]].to(rows.ids.device).float(), self.vocab_size)
+            # A block must not end before a sampled token because of that token.
+            is_drawn = scores.gather(-1, tokens[..., None]) > -torch.inf
+            if allowed.host != drafted.host or not bool(is_drawn.all()):
+                raise ValueError(
+                    f"{type(self.generator).__name__}.get_candidates returned a token that its logits or a logits "
+                    "processor of the call forbid; return the processed logits that the candidates were drawn from."
+                )
         draft = join_steps(
             [Step(tokens, scores, scores, None)],
-            own.device,
+            drafted.device,
             rows.lengths.device,
             rows.eos_ids_device,
             sampled=self.sampled,
             keep_raw_logits=True,
         )
-        return draft, own
+        return draft, drafted
 
     def _target_outputs(self) -> dict[str, Any]:
         """Return the arguments of generators that read the target's outputs."""
@@ -322,7 +360,7 @@ class CandidateDrafter:
                 f"{self._needs_q} needs probabilities of the draft tokens, but {name} returned no logits; use a "
                 "verifier that needs only p and the draft token."
             )
-        if logits is not None and (logits.ndim != 3 or logits.shape[1] < tokens.shape[1]):
+        if logits is not None and (logits.ndim != 3 or len(logits) != 1 or logits.shape[1] < tokens.shape[1]):
             raise ValueError(
                 f"{name}.get_candidates must return logits [1, G, V] for G candidates, got {list(logits.shape)} for "
                 f"{tokens.shape[1]}."
@@ -332,4 +370,5 @@ class CandidateDrafter:
         """Report the number of accepted draft tokens to the generator."""
         self._num_matches = accepted[0]
         length = self.rows.lengths.host[0]
-        self.generator.update_candidate_strategy(self.rows.ids[:, :length], round.target.scores, accepted[0])
+        ids = self.rows.ids[:, :length].clone()
+        self.generator.update_candidate_strategy(ids, round.target.scores, accepted[0])

@@ -282,13 +282,13 @@ def check_return_sequences(count: int | None, named: dict[str, int | None]) -> N
     """Raise ValueError for several sequences per prompt without a draft model, which upstream refuses.
 
     Args:
-        named: prompt lookup and early exit with their values, None if unset.
+        named: the settings in `DRAFT_MODES` with their values.
     """
     used = [name for name, value in named.items() if is_set(value)]
     if used and (count or 1) > 1:
         raise ValueError(
-            f"num_return_sequences must be 1 with {used[0]}, got {count}: repeat the prompts in the batch instead, or "
-            "pass an assistant_model."
+            f"num_return_sequences must be 1 with {used[0]}, got {count}: call generate once per sequence, or pass an "
+            "assistant_model."
         )
 
 

@@ -109,6 +109,7 @@ class EagerEngine:
         if self.rotary_limit is not None:
             gamma = self._within_rotary_limit(self.rotary_limit, gamma)
         draft, drafted = self.drafter.propose(rows.draft_limit(gamma))
+        # Without a prefill, the first block contains the whole prompt: see `Drafter.reads_target`.
         unread = 1 if self.target.num_forwards else rows.prompt_length
         block = rows.last(unread) if draft is None else torch.cat([rows.last(unread), draft.tokens], dim=1)
         scored = block.shape[1] - unread + 1

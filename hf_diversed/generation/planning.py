@@ -24,7 +24,7 @@ from hf_diversed.generation.assembly import Parts, wanted_results
 from hf_diversed.generation.candidates import (
     build_generator,
     check_source,
-    default_length,
+    default_gamma,
     find_source,
     is_point_mass,
 )
@@ -94,8 +94,8 @@ def diversed_decoding(
             "adaptive", which also measures times, and for which `num_assistant_tokens` is only gamma of the first
             rounds (`AdaptiveSchedule`). Compiled rounds have no rule: "confidence" has no effect there, and
             "adaptive" chooses among constant lengths. None for the value of a generation config, the call's before
-            the draft model's; else "confidence" for a single row whose draft length is not set anywhere, and
-            "constant" for all others.
+            the draft model's; else "confidence" for a single row whose draft length is set nowhere, without
+            `cache_implementation="static"`, and "constant" for all others.
         assistant_confidence_threshold: in [0, 1]. As in transformers, a block ends after a draft token with a lower
             probability under q. It replaces the rule of the schedule; 0 sets no threshold. None for the value that
             the call's or the draft model's generation config sets.
@@ -107,8 +107,9 @@ def diversed_decoding(
         tokenizer, assistant_tokenizer: of target and draft model, to check whether they are equal; if not, the draft
             model's tokens are converted. None for those in the folders or repositories of the models.
         candidate_generator: drafts instead of `assistant_model`, at most 16 tokens per round unless
-            `num_assistant_tokens` is set. Its logits must be those that the candidates were drawn from; without
-            logits, q is a point mass, which is right if the candidates depend on the text only.
+            `num_assistant_tokens` is set. Its logits must be the processed ones that the candidates were drawn from;
+            without logits, q is a point mass, which is right if the candidates depend on the text only. Create one
+            for each call if it keeps state. `update_candidate_strategy` is called after rounds with candidates.
 
     Returns:
         long `[B, S + T]`, or `GenerateDiversedOutput` with `return_dict_in_generate=True`.
@@ -190,7 +191,7 @@ def plan(request: Request) -> Plan:
     criteria = _compat.sort_criteria(request.criteria)
     # A `MaxLengthCriteria` of the caller takes precedence; at least one token is generated.
     max_length = max(min(criteria.max_lengths, default=config.max_length), request.input_ids.shape[1] + 1)
-    lengths = _plan_lengths(request, source, draft is not None, max_length)
+    lengths = _plan_draft_lengths(request, source, draft is not None, max_length)
     temperatures = row_temperatures(request.temperatures, config, request.input_ids)
     checks.check_verifier(verifier, _context(request, source, draft, temperatures))
     rows = RaggedRows(
@@ -200,7 +201,7 @@ def plan(request: Request) -> Plan:
         request=request,
         draft=draft,
         generator=None if source is None else build_generator(source, request, lengths.maximum),
-        is_point_mass=source is not None and is_point_mass(source, request),
+        is_point_mass=is_point_mass(source, request),
         verifier=verifier,
         rows=rows,
         max_gamma=lengths.maximum,
@@ -234,7 +235,7 @@ def plan(request: Request) -> Plan:
 
 
 @dataclass(frozen=True)
-class Lengths:
+class DraftLengths:
     """How many tokens the rounds of a call draft.
 
     Attributes:
@@ -254,7 +255,7 @@ class Lengths:
     stopping_setting: str | None
 
 
-def _plan_lengths(request: Request, source: str | None, has_draft_model: bool, max_length: int) -> Lengths:
+def _plan_draft_lengths(request: Request, source: str | None, has_draft_model: bool, max_length: int) -> DraftLengths:
     """Resolve the settings of draft lengths. Raises ValueError for those that are invalid or not supported."""
     config, assistant, verifier = request.config, request.assistant_model, request.verifier
     assert verifier is not None
@@ -266,8 +267,8 @@ def _plan_lengths(request: Request, source: str | None, has_draft_model: bool, m
     stopping_setting = f"{STOPPING_SETTINGS[0]}={schedule!r}" if schedule == CONFIDENCE else None
     if threshold:
         stopping_setting = f"{STOPPING_SETTINGS[1]}={threshold!r}"
-    requested = requested_length(config, request.num_assistant_tokens, verifier, assistant)
-    default = DEFAULT_NUM_ASSISTANT_TOKENS if source is None else default_length(source, request)
+    requested = requested_gamma(config, request.num_assistant_tokens, verifier, assistant)
+    default = DEFAULT_NUM_ASSISTANT_TOKENS if source is None else default_gamma(source, request)
     gamma = default if requested is None else requested
     if schedule is None:
         is_free = requested is None and not threshold and has_draft_model and verifier.allows_early_stop
@@ -283,7 +284,7 @@ def _plan_lengths(request: Request, source: str | None, has_draft_model: bool, m
     if config.cache_implementation == "static":
         remaining = gamma_for(remaining)  # rounded, so that static rounds of few different lengths are compiled
     maximum = min(max(max_drafted, copied), remaining)
-    return Lengths(
+    return DraftLengths(
         first=min(gamma, maximum),
         maximum=maximum,
         max_drafted=min(max_drafted, maximum),
@@ -322,7 +323,7 @@ def _context(
     request: Request, source: str | None, draft: PreTrainedModel | None, temperatures: torch.Tensor | None
 ) -> DecodingContext:
     config, batch_size, assistant = request.config, len(request.input_ids), request.assistant_model
-    temperature, draft_hidden_size = 0.0, None
+    temperature, draft_hidden_size, drafts = 0.0, None, assistant if draft is None else draft
     if source is not None:
         draft_hidden_size = None if is_point_mass(source, request) else 0
     elif draft is not None and config.prompt_lookup_num_tokens is None:
@@ -337,7 +338,7 @@ def _context(
         target_hidden_size=model_facts.hidden_width(request.model),
         draft_hidden_size=draft_hidden_size,
         target_name=model_facts.model_name(request.model),
-        draft_name=(source or "") if draft is None else model_facts.model_name(draft),
+        draft_name=(source or "") if drafts is None else model_facts.model_name(drafts),
         target=model_facts.base_model(request.model),
         draft=None if assistant is None else model_facts.base_model(assistant),
     )
@@ -398,7 +399,7 @@ def row_temperatures(
     return values.repeat_interleave(len(input_ids) // prompts).to(input_ids.device)
 
 
-def requested_length(
+def requested_gamma(
     config: GenerationConfig,
     num_assistant_tokens: int | None,
     verifier: Verifier,

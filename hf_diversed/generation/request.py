@@ -106,7 +106,7 @@ class Arguments:
         """
         draft, length = self.named.get("assistant_model"), self.of_call("num_assistant_tokens")
         if candidate_generator is not None:
-            return draft, _first(length, self.setting("num_assistant_tokens"))
+            return draft, self.setting("num_assistant_tokens")
         if self.attached is not None and not any(is_set(self.of_call(mode)) for mode in DRAFT_MODES):
             draft = _first(draft, self.attached.assistant_model)
             length = _first(length, self.attached.num_assistant_tokens)

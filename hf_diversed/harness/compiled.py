@@ -12,7 +12,7 @@ from hf_diversed.engines.buffers import SMALLEST_CAPACITY
 from hf_diversed.engines.compiling import how_to_compile
 from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.generation.patching import install_hook
-from hf_diversed.generation.planning import requested_length
+from hf_diversed.generation.planning import requested_gamma
 from hf_diversed.generation.request import resolve_verifier
 from hf_diversed.harness.decode import seeded
 from hf_diversed.head import DiversedHead
@@ -88,7 +88,7 @@ def warmup(
     resolved = resolve_verifier(diversed_head, verifier, model.device)
     _check(model, assistant_model, resolved, batch_sizes, max_length, compile_config)
     assert resolved is not None
-    requested = requested_length(model.generation_config, num_assistant_tokens, resolved, assistant_model)
+    requested = requested_gamma(model.generation_config, num_assistant_tokens, resolved, assistant_model)
     gamma = DEFAULT_NUM_ASSISTANT_TOKENS if requested is None else requested
     options = {
         "assistant_model": assistant_model,

@@ -158,8 +158,8 @@ class DiversedVerifier(MixtureVerifier):
         draft = _trained_with(config, "draft")
         if context.draft_hidden_size is None and context.target is not None and draft not in _NO_DRAFT:
             found.append(
-                f"this head was trained with a draft model{_named(draft[0])}, but this call uses prompt lookup: pass "
-                "the draft model, or measure the quality."
+                f"this head was trained with a draft model{_named(draft[0])}, but the draft tokens of this call have "
+                "no distribution: pass that draft model, or measure the quality."
             )
         trained_at, temperature = config.training_temperature, context.temperature
         if trained_at is not None and temperature is not None and trained_at != temperature:

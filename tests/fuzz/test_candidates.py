@@ -14,7 +14,7 @@ from tests.generation import sources
 from tests.tiny import EOS, VOCAB_SIZE
 
 
-CALLS = int(os.environ.get("FUZZ_CASES", 5 * len(sources.SOURCES))) // len(sources.SOURCES)
+CALLS = max(1, int(os.environ.get("FUZZ_CASES", 5 * len(sources.SOURCES))) // len(sources.SOURCES))
 
 
 def random_call(draw: random.Random) -> dict:
