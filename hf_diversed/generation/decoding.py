@@ -85,6 +85,9 @@ class EagerEngine:
 
     may_use_inference_mode: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        self._num_unread = 1  # tokens of each row that the target has not processed
+
     @property
     def rule(self) -> StoppingRule | None:
         """Ends draft blocks early; None if every round has the requested length."""
@@ -97,7 +100,9 @@ class EagerEngine:
 
     def prefill(self, chunk_size: int | None) -> None:
         """Fill both caches with all tokens of the prompts but the last, which are inputs of the first round."""
-        if not self.drafter.reads_target:  # else the first round processes the prompt
+        if self.drafter.reads_target:  # the first round processes the prompt
+            self._num_unread = self.rows.prompt_length
+        else:
             # With a rotary limit the last token is also read here, as it determines how the others are rotated.
             last = self.rows.prompt_length - (self.rotary_limit is None)
             self.target.prefill(self.rows.ids[:, :last], chunk_size)
@@ -109,8 +114,7 @@ class EagerEngine:
         if self.rotary_limit is not None:
             gamma = self._within_rotary_limit(self.rotary_limit, gamma)
         draft, drafted = self.drafter.propose(rows.draft_limit(gamma))
-        # Without a prefill, the first block contains the whole prompt: see `Drafter.reads_target`.
-        unread = 1 if self.target.num_forwards else rows.prompt_length
+        unread, self._num_unread = self._num_unread, 1
         block = rows.last(unread) if draft is None else torch.cat([rows.last(unread), draft.tokens], dim=1)
         scored = block.shape[1] - unread + 1
         logits, hidden = self.target(block, rows.lengths + (-unread), keep=scored)
