@@ -66,19 +66,6 @@ def read_records(path: Path | str) -> list[dict[str, Any]]:
     return records
 
 
-def read_curves(path: Path | str) -> list[Curve]:
-    """Read a file into curves.
-
-    Raises:
-        ValueError: as in `read_records` and `to_curves`, and for a transfer matrix, whose rows differ in their head
-            and not in a parameter.
-    """
-    records = read_records(path)
-    if any("trained_on" in record for record in records):
-        raise ValueError(f"{path} contains a transfer matrix, which is not a curve.")
-    return to_curves(records, Path(path).stem)
-
-
 def to_curves(records: Sequence[Record], source: str) -> list[Curve]:
     """Group the records of one file by task, temperature and draft length.
 

@@ -4,7 +4,7 @@ Needs matplotlib (`pip install "hf-diversed[plot]"`). A figure depends only on i
 matplotlibrc or pyplot.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle, product
 from pathlib import Path
@@ -64,26 +64,6 @@ def _look() -> Iterator[None]:
     """Apply matplotlib's defaults and our style; restore the user's settings afterwards."""
     with matplotlib.style.context(["default", _LOOK]):
         yield
-
-
-def draw(curves: Sequence[Curve]) -> tuple[dict[str, Figure], list[str]]:
-    """Draw each figure for which the curves contain the data.
-
-    Returns:
-        Figures by name, `<source>-quality-acceptance` and so on, and a message for each source without figures.
-    """
-    figures: dict[str, Figure] = {}
-    skipped: list[str] = []
-    for source in dict.fromkeys(curve.source for curve in curves):
-        mine = [curve for curve in curves if curve.source == source and curve.families]
-        if not mine:
-            skipped.append(f"{source}: no figure, because no method in it verified draft tokens.")
-        for curve in mine:
-            setting = _setting(curve) if len(mine) > 1 else ""
-            for kind, make in _PER_CURVE.items():
-                if _has_data(curve, kind):
-                    figures[f"{source}-{kind}{setting}"] = make(curve)
-    return figures, skipped
 
 
 @_look()
@@ -149,21 +129,8 @@ def acceptance_position(curve: Curve) -> Figure:
     return figure
 
 
-_PER_CURVE: dict[str, Callable[[Curve], Figure]] = {
-    "quality-acceptance": quality_acceptance,
-    "speed-acceptance": speed_acceptance,
-    "acceptance-position": acceptance_position,
-}
-
-
 def _setting(curve: Curve) -> str:
     return f"-{curve.task}-t{curve.temperature:g}-g{curve.num_assistant_tokens}"
-
-
-def _has_data(curve: Curve, kind: str) -> bool:
-    if kind == "acceptance-position":
-        return any(row.get("accepted_per_position") for records in curve.families.values() for row in records)
-    return kind != "speed-acceptance" or curve.plain is not None
 
 
 def check_format(path: Path) -> str:

@@ -8,10 +8,9 @@ from pathlib import Path
 import matplotlib
 import pytest
 
-from hf_diversed.evaluation.curves import read_curves, to_curves
+from hf_diversed.evaluation.curves import read_records, to_curves
 from hf_diversed.evaluation.plots import (
     acceptance_position,
-    draw,
     quality_acceptance,
     save,
     save_quality,
@@ -70,29 +69,17 @@ def test_styles_differ_without_colour(curve):
     assert len(set(markers)) == len(set(colours)) == len(looks)
 
 
-def test_any_evaluation_is_drawn():
-    """Catches `plot` that draws frontiers only: two methods of an evaluation gave no figure."""
-    rows = [record("target", None, 0.9, seconds_per_sample=0.3)]
-    rows += [record("diversed", 0.7, 0.8, accepted_per_position=[0.7, 0.5])]
-    figures, skipped = draw(to_curves(rows, "small"))
-    assert skipped == []
-    kinds = ("quality-acceptance", "speed-acceptance", "acceptance-position")
-    assert set(figures) == {f"small-{kind}" for kind in kinds}
-    assert lines(figures["small-speed-acceptance"])["DIVERSED (strictness)"] == [[70, 1.5]]
-    assert words(figures["small-quality-acceptance"]) == ["0.5"]
+def test_speed_against_acceptance():
+    """Catches the inverse of the speedup, and the time of another method as the reference."""
+    rows = [record("target", None, 0.9, seconds_per_sample=0.3), record("diversed", 0.7, 0.8, seconds_per_sample=0.2)]
+    (curve,) = to_curves(rows, "small")
+    assert lines(speed_acceptance(curve))["DIVERSED (strictness)"] == [[70, 1.5]]
 
 
-def test_what_is_missing_is_reported():
-    """Catches empty figures."""
-    figures, skipped = draw(to_curves([record("target", None, 0.9)], "small"))
-    assert figures == {}
-    assert skipped == ["small: no figure, because no method in it verified draft tokens."]
-    figures, skipped = draw(to_curves(sweep() + sweep(task="code"), "two"))
-    assert skipped == []
-    assert "two-quality-acceptance-code-t1-g5" in figures
-    figures, _ = draw(to_curves([row for row in sweep() if row["method"] != "target"], "bare"))
-    assert set(figures) == {"bare-quality-acceptance"}
-    assert "target alone" not in lines(figures["bare-quality-acceptance"])
+def test_the_target_may_be_missing():
+    """Catches a line of the target alone that was not measured."""
+    (curve,) = to_curves([row for row in sweep() if row["method"] != "target"], "bare")
+    assert "target alone" not in lines(quality_acceptance(curve))
 
 
 def test_labels_of_points_do_not_overlap():
@@ -151,12 +138,11 @@ def write(path: Path, content) -> Path:
         ([1], 'no "records"'),
         ({"records": []}, 'no "records"'),
         ({"records": [{"method": "target"}]}, "lack .*quality"),
-        ({"records": [{**record("target", None, 0.5), "trained_on": "math"}]}, "transfer"),
     ],
 )
 def test_other_files_are_refused_by_name(tmp_path, content, expected):
     with pytest.raises(ValueError, match=f"other.json.*{expected}"):
-        read_curves(write(tmp_path / "other.json", content))
+        read_records(write(tmp_path / "other.json", content))
 
 
 def test_quality_of_every_setting_is_saved(tmp_path):
