@@ -34,7 +34,7 @@ def main() -> None:
         "num_assistant_tokens": arguments.gamma,
         "max_new_tokens": arguments.max_new_tokens,
         "repeats": arguments.repeats,
-        "by_threads": {threads: _summary(report["records"], arguments) for threads, report in reports.items()},
+        "by_threads": {threads: summary(report["records"], arguments) for threads, report in reports.items()},
     }
     sources = {"provenance": {threads: report["provenance"] for threads, report in reports.items()}}
     Path(arguments.output).write_text(json.dumps(record | sources, indent=2) + "\n")
@@ -86,7 +86,7 @@ def _measure(arguments: argparse.Namespace) -> dict:
     return report
 
 
-def _summary(records: list[dict], arguments: argparse.Namespace) -> dict:
+def summary(records: list[dict], arguments: argparse.Namespace) -> dict:
     ours, heads = (
         {str(row["batch_size"]): row for row in records if row["method"] == name}
         for name in (f"{OURS}:{arguments.weight}", HEAD)

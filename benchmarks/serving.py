@@ -93,7 +93,7 @@ def acceptance(arguments: argparse.Namespace, pair: Path) -> dict[str, Any]:
         for (verifier, method), in_engine in zip(verifiers.items(), served[engine]):
             generated = _generate(method, engine, problems, arguments)
             name = f"diversed ({engine})" if verifier == "diversed" else verifier
-            statistics = _record(in_engine, *generated, bootstrap, arguments.samples_per_prompt)
+            statistics = comparison(in_engine, *generated, bootstrap, arguments.samples_per_prompt)
             records.append({"verifier": name, **statistics})
             print(json.dumps(records[-1]), flush=True)
     return {"task": "math", "n": len(problems), "samples_per_prompt": arguments.samples_per_prompt, "records": records}
@@ -149,7 +149,7 @@ def _drafts(decoded: Decoded) -> list[Counted]:
     return [Counted(row.num_drafted, row.num_accepted) for row in decoded.stats.per_row]
 
 
-def _record(
+def comparison(
     in_engine: Completed, generated: Completed, after_first: Completed, bootstrap: Bootstrap, samples: int
 ) -> dict[str, Any]:
     """Return statistics with 95% bounds, clustered by prompt; differences are engine minus `generate`, paired."""

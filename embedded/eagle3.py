@@ -29,7 +29,7 @@ from hf_diversed.provenance import provenance
 LAYERS = (1, 2, 3)  # of the target; layer n reads hidden state n
 CHAIN = 3  # draft tokens in training
 _STEP_WEIGHT = 0.8  # of a step's loss, relative to that of the step before
-_HELD_OUT, _NUM_HELD_OUT = 10**6, 8  # first batch that is not used for training, and number of such batches
+_HELD_OUT, NUM_HELD_OUT = 10**6, 8  # first batch that is not used for training, and number of such batches
 
 
 class Eagle3Layer(nn.Module):
@@ -141,7 +141,7 @@ def train_head(pair: Pair, steps: int, learning_rate: float = 1e-3) -> Eagle3Hea
 def measure(head: Eagle3Head, pair: Pair) -> list[float]:
     """Return the mean probability under the target of the likeliest draft token, by step, on held-out text."""
     found = torch.zeros(CHAIN, 2)
-    for batch in islice(batches(Recipe(), "target", pair.tokenizer, _HELD_OUT), _NUM_HELD_OUT):
+    for batch in islice(batches(Recipe(), "target", pair.tokenizer, _HELD_OUT), NUM_HELD_OUT):
         for step, (logits, goal, weight) in enumerate(_chain(head, pair.target, batch)):
             accepted = goal.softmax(-1).gather(-1, logits.argmax(-1, keepdim=True)).squeeze(-1)
             is_answer = (weight >= 1.0).float()

@@ -91,7 +91,7 @@ def train_model(
         figures["schedules"].append({"from_step": figures["steps"], "steps": settings.steps})
     started, started_cpu = time.perf_counter(), time.process_time()
     for batch in islice(batches(recipe, role, tokenizer, figures["steps"]), settings.steps - figures["steps"]):
-        loss = _train_step(forward, optimizers, batch, settings, figures["steps"])
+        loss = train_step(forward, optimizers, batch, settings, figures["steps"])
         figures["steps"] += 1
         figures["tokens"] += int((batch["input_ids"] != tokenizer.pad_token_id).sum())
         figures["losses"] = [*figures["losses"][-99:], loss]
@@ -110,7 +110,7 @@ def train_model(
     return model.eval(), figures | {"final_loss": sum(losses) / len(losses)}
 
 
-def _train_step(
+def train_step(
     model: torch.nn.Module, optimizers: list, batch: dict[str, Tensor], settings: ModelRecipe, step: int
 ) -> float:
     """Take one optimizer step with matrix products in bfloat16 and return the loss per completion token."""

@@ -11,14 +11,14 @@ from types import ModuleType
 from typing import Any
 
 
-_CALLBACKS: dict[str, Callable[[ModuleType], None]] = {}
+CALLBACKS: dict[str, Callable[[ModuleType], None]] = {}
 
 
 class _Watcher(MetaPathFinder):
     """Delegates to the finders after it and adds a callback to the loader they return."""
 
     def find_spec(self, name, path=None, target=None):
-        if name not in _CALLBACKS:
+        if name not in CALLBACKS:
             return None
         finders = list(sys.meta_path)  # the import system has already tried those before this one
         later = finders[finders.index(self) + 1 :] if self in finders else finders
@@ -29,7 +29,7 @@ class _Watcher(MetaPathFinder):
         return spec
 
 
-_WATCHER = _Watcher()
+WATCHER = _Watcher()
 
 
 def watch(name: str, callback: Callable[[ModuleType], None]) -> None:
@@ -39,24 +39,24 @@ def watch(name: str, callback: Callable[[ModuleType], None]) -> None:
     There is one callback per module. It runs during the import and must not import modules that may be partially
     initialized.
     """
-    _CALLBACKS[name] = callback
-    if _WATCHER not in sys.meta_path:
-        sys.meta_path.insert(0, _WATCHER)
+    CALLBACKS[name] = callback
+    if WATCHER not in sys.meta_path:
+        sys.meta_path.insert(0, WATCHER)
     if name in sys.modules:
         callback(importlib.import_module(name))  # waits for an import in another thread
 
 
 def unwatch(name: str) -> None:
     """Undo `watch`; no effect without a callback."""
-    _CALLBACKS.pop(name, None)
-    if not _CALLBACKS and _WATCHER in sys.meta_path:
-        sys.meta_path.remove(_WATCHER)
+    CALLBACKS.pop(name, None)
+    if not CALLBACKS and WATCHER in sys.meta_path:
+        sys.meta_path.remove(WATCHER)
 
 
 def _and_call_back(name: str, execute: Callable[[ModuleType], None]) -> Any:
     def exec_module(module: ModuleType) -> None:
         execute(module)
-        callback = _CALLBACKS.get(name)  # `unwatch` may have removed it
+        callback = CALLBACKS.get(name)  # `unwatch` may have removed it
         if callback is not None:
             callback(module)
 

@@ -17,7 +17,7 @@ LOG_RATIO = 0  # index of this feature
 NUM_LOOKAHEAD_FEATURES = 4
 _LEAST_LOG = -10.0
 _LAST_RANK = 127
-_HELD = 2**18  # tokens, over all positions, whose features are in memory at once
+MAX_HELD = 2**18  # tokens, over all positions, whose features are in memory at once
 
 
 def distribution_features(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -106,7 +106,7 @@ def vocabulary_features(p: torch.Tensor, q: torch.Tensor) -> Iterator[torch.Tens
 
     All features at once would take five times the memory of a distribution, and those of a hidden layer even more.
     """
-    size = max(1, _HELD // p[..., 0].numel())
+    size = max(1, MAX_HELD // p[..., 0].numel())
     likeliest = p.topk(min(_LAST_RANK, p.shape[-1]), dim=-1).values.flip(-1).contiguous()
     for p_chunk, q_chunk in zip(p.split(size, dim=-1), q.split(size, dim=-1)):
         not_likelier = torch.searchsorted(likeliest, p_chunk.contiguous(), right=True)

@@ -35,7 +35,7 @@ _CONTINUES_STATES = {
 }
 
 # Models with a bias per attention head from absolute key positions, which a ragged 4D mask cannot represent.
-_ALIBI_MODEL_TYPES = {"bloom", "mpt"}
+ALIBI_MODEL_TYPES = {"bloom", "mpt"}
 
 _ODD_CACHES = {
     "cpmant": "adds tokens before the prompt",
@@ -132,7 +132,7 @@ def cannot_roll_back(model: PreTrainedModel) -> str | None:
         )
     if reason is not None:
         return f"{reason}, so it cannot read a block of draft tokens after its cache; use another model."
-    if config.model_type in _ALIBI_MODEL_TYPES or getattr(config, "alibi", False):
+    if config.model_type in ALIBI_MODEL_TYPES or getattr(config, "alibi", False):
         return "uses ALiBi, which needs equal row lengths; use rotary positions."
     return None
 

@@ -148,7 +148,7 @@ def model_digest(model: torch.nn.Module) -> str:
     state = {name: (value.data_ptr(), value.is_inference() or value._version) for name, value in tensors.items()}
     key = state, repr(adapters)
     if (cached := _DIGESTS.get(model)) is None or cached[0] != key:
-        cached = _DIGESTS[model] = key, f"{type(model).__name__}:{_digest_of(model, tensors, repr(adapters))}"
+        cached = _DIGESTS[model] = key, f"{type(model).__name__}:{digest_of(model, tensors, repr(adapters))}"
     return cached[1]
 
 
@@ -161,7 +161,7 @@ def _plain_tensors(name: str, value: torch.Tensor | None) -> dict[str, torch.Ten
     return {f"{name}.{part}": getattr(value, part) for part in value.__tensor_flatten__()[0]}
 
 
-def _digest_of(model: Any, tensors: Mapping[str, torch.Tensor], adapters: str) -> str:
+def digest_of(model: Any, tensors: Mapping[str, torch.Tensor], adapters: str) -> str:
     digest = hashlib.sha256(json.dumps([_computing(model.config.to_dict()), adapters], default=str).encode())
     _add_weights(digest, tensors)
     return digest.hexdigest()[:16]

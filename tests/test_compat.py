@@ -55,16 +55,14 @@ def test_states_to_restore_are_all_that_a_recurrent_layer_has():
     assert set(vars(LinearAttentionLayer(1))) == {"conv_states", "recurrent_states", *flags, *constants}
 
 
-def test_masks_are_those_transformers_would_build(model):
+def test_masks_are_those_transformers_would_build(model, monkeypatch):
     """Breaks `mask_windows`: dict or single mask, its keys, and the visible keys, for every architecture."""
     config, (batch, length) = model_facts.text_config(model), (2, 20)
     attention_mask = torch.ones(batch, length, dtype=torch.long)
     attention_mask[1, :3] = 0
-    before, config._attn_implementation = (config._attn_implementation, "eager")  # sdpa omits masks it does not need
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr(config, "_attn_implementation", "eager")  # sdpa omits masks it does not need
         theirs = create_masks_for_generate(config, torch.zeros(batch, length, 32), attention_mask, None)
-    finally:
-        config._attn_implementation = before
     cache = RaggedCache(1, length, attention_mask.bool(), model_facts.mask_windows(model))
     ours = cache.mask(cache.open(torch.zeros(batch, dtype=torch.long), 0, 0, length), torch.float32)
     assert isinstance(ours, dict) == isinstance(theirs, dict)
@@ -136,7 +134,7 @@ def test_marks_of_models_that_cannot_be_rolled_back():
     assert tf.MambaForCausalLM._is_stateful
     assert tf.Qwen3NextForCausalLM._is_stateful
     assert tf.Llama4TextConfig(num_hidden_layers=1).attention_chunk_size
-    assert {tf.BloomConfig.model_type, tf.MptConfig.model_type} == model_facts._ALIBI_MODEL_TYPES
+    assert {tf.BloomConfig.model_type, tf.MptConfig.model_type} == model_facts.ALIBI_MODEL_TYPES
     assert tf.FalconConfig(alibi=True).alibi
     assert not tf.FalconConfig().alibi
 

@@ -67,12 +67,12 @@ def test_figures_are_rendered_from_results(page):
     """Catches manually typed figures, results without `make results`, and a marker without its section."""
     text = page.read_text()
     assert render_docs.render(text) == text, f"{page.name} is not up to date: run `make results`"
-    assert text.count("<!-- begin:") == text.count("<!-- end:") == len(re.findall(render_docs._MARK, text))
+    assert text.count("<!-- begin:") == text.count("<!-- end:") == len(re.findall(render_docs.MARK, text))
 
 
 def test_every_section_has_its_page():
     """Catches a table that is on no page, and a name that is not rendered."""
-    shown = {name for page in render_docs.PAGES for _, name, _ in render_docs._MARK.findall(page.read_text())}
+    shown = {name for page in render_docs.PAGES for _, name, _ in render_docs.MARK.findall(page.read_text())}
     assert shown == set(render_docs.SECTIONS)
     with pytest.raises(KeyError):
         render_docs.render("<!-- begin:nothing -->\n<!-- end:nothing -->")
@@ -87,9 +87,9 @@ IN_PROSE = re.compile(r"(-?\d[\d,]*\.?\d*)(?:%| points| times)|\((-?[\d.]+) to (
 def test_figures_in_prose_are_in_a_table(page):
     """Catches a figure in the text that no table of the page shows, for example after a new measurement."""
     text = page.read_text()
-    tables = "".join(mark[0] for mark in render_docs._MARK.finditer(text))
+    tables = "".join(mark[0] for mark in render_docs.MARK.finditer(text))
     shown = [abs(float(number.replace(",", ""))) for number in re.findall(r"\d[\d,]*\.?\d*", tables)]
-    prose = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", render_docs._MARK.sub("", text), flags=re.DOTALL)
+    prose = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", render_docs.MARK.sub("", text), flags=re.DOTALL)
     written = [number for groups in IN_PROSE.findall(prose) for number in groups if number]
     missing = []
     for number in written:

@@ -121,7 +121,8 @@ def test_lazy_names_are_the_public_ones():
     assert set(hf_diversed.__all__) <= set(dir(hf_diversed))
     for name, home in seen.items():
         assert getattr(hf_diversed, name) is getattr(importlib.import_module(home), name)
-    for name in hf_diversed._MODULES:
+    for name in ("generation", "head", "outputs", "sampling", "theory", "verifiers", "zoo"):
+        assert name in dir(hf_diversed)
         assert isinstance(getattr(hf_diversed, name), ModuleType)
     with pytest.raises(AttributeError, match="no attribute 'DiversedHeads'"):
         hf_diversed.DiversedHeads  # noqa: B018
@@ -133,12 +134,12 @@ def watched(tmp_path, monkeypatch):
     name = "hf_diversed_watched_module"
     (tmp_path / f"{name}.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(_after_import, "_CALLBACKS", {})
+    monkeypatch.setattr(_after_import, "CALLBACKS", {})
     calls: list = []
     yield name, calls
     sys.modules.pop(name, None)
-    if _after_import._WATCHER not in sys.meta_path:
-        sys.meta_path.insert(0, _after_import._WATCHER)
+    if _after_import.WATCHER not in sys.meta_path:
+        sys.meta_path.insert(0, _after_import.WATCHER)
 
 
 def test_watching_a_module(watched):
@@ -146,7 +147,7 @@ def test_watching_a_module(watched):
     name, calls = watched
     for _ in range(2):
         _after_import.watch(name, lambda module: calls.append(module.value))
-    assert sys.meta_path.count(_after_import._WATCHER) == 1
+    assert sys.meta_path.count(_after_import.WATCHER) == 1
     assert calls == []
     module = importlib.import_module(name)
     assert calls == [1]
@@ -157,7 +158,7 @@ def test_watching_a_module(watched):
     assert calls == [1, 1, "at once"]
     _after_import.unwatch(name)
     _after_import.unwatch(name)
-    assert _after_import._WATCHER not in sys.meta_path
+    assert _after_import.WATCHER not in sys.meta_path
     importlib.reload(module)
     assert len(calls) == 3
 
@@ -202,7 +203,7 @@ def test_one_wrapper_from_many_threads(monkeypatch):
 
     stock, upstream = GenerationMixin.generate, ModuleType("upstream")
     upstream.GenerationMixin = GenerationMixin
-    threads = [threading.Thread(target=patching._wrap, args=(upstream,)) for _ in range(8)]
+    threads = [threading.Thread(target=patching.wrap, args=(upstream,)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -177,7 +177,7 @@ def test_model_digest_is_cached(monkeypatch):
     """Catches weights that are read again at every call."""
     model = tiny_model()
     digest = model_digest(model)
-    monkeypatch.setattr("hf_diversed.provenance._digest_of", None)
+    monkeypatch.setattr("hf_diversed.provenance.digest_of", None)
     assert model_digest(model) == digest
     with torch.no_grad():
         model.lm_head.weight.add_(1.0)

@@ -486,7 +486,7 @@ def test_invalid_settings_are_refused(space, given, words):
 
 
 @pytest.fixture
-def app(space, cache, monkeypatch):
+def app(space, monkeypatch):
     """The Space's app with a mock of gradio, which the development environment does not have."""
     monkeypatch.setitem(sys.modules, "gradio", MagicMock())
     for name in ("app", "controls"):

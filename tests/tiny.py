@@ -141,6 +141,11 @@ def first_layers(model, count: int):
     return smaller
 
 
+def num_hooks(model) -> int:
+    """Return the number of forward hooks of a model and its modules."""
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+
+
 def ragged_batch(batch_size: int = 4, length: int = 9, seed: int = 0) -> dict[str, torch.Tensor]:
     """Left-padded prompts of different lengths: `input_ids` and `attention_mask`, `[B, length]`."""
     generator = torch.Generator().manual_seed(seed)

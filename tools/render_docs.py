@@ -20,7 +20,7 @@ from tools.tables.parts import markdown
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-_MARK = re.compile(r"(<!-- begin:([\w-]+) -->\n).*?(<!-- end:\2 -->)", re.DOTALL)
+MARK = re.compile(r"(<!-- begin:([\w-]+) -->\n).*?(<!-- end:\2 -->)", re.DOTALL)
 _FILE = re.compile(r"^.*<!-- file: ([\w.]+) -->$", re.MULTILINE)
 _OTHER_FILE = re.compile(r"\[([^\]]+)\]\([A-Z_]+\.md\)")  # links to files that are no pages become text
 # Files of the repository that are separate pages.
@@ -66,7 +66,7 @@ def render(text: str) -> str:
     Raises:
         KeyError: for a name that is not in `SECTIONS`.
     """
-    return _MARK.sub(lambda mark: f"{mark[1]}\n{SECTIONS[mark[2]]()}\n\n{mark[3]}", text)
+    return MARK.sub(lambda mark: f"{mark[1]}\n{SECTIONS[mark[2]]()}\n\n{mark[3]}", text)
 
 
 def _file(name: str) -> str:

@@ -25,7 +25,7 @@ METHODS = "target,upstream,upstream:0.7,lossless,static:0.7"
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = _parser()
+    parser = arguments_parser()
     options = parser.parse_args(argv)
     logging.set_verbosity_error()
     if options.threads:
@@ -95,7 +95,7 @@ def _list_of(kind: type) -> Callable[[str], tuple]:
     return values
 
 
-def _parser() -> argparse.ArgumentParser:
+def arguments_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.rounds", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -31,7 +31,7 @@ SECONDS_PER_FRAME, MAX_SILENCE = 0.05, 0.25
 LEAST_REPEATS, MOST_REPEATS = 6, 18  # timed runs of each method; the first run of each warms up and is not timed
 MOST_SECONDS = 20.0  # after the first run of each
 NARROW = 0.1  # width of the interval of the speedup, relative to the speedup, at which timing ends
-_one_at_a_time = threading.Lock()  # a run that was stopped may still be compiling
+one_at_a_time = threading.Lock()  # a run that was stopped may still be compiling
 
 
 @dataclass
@@ -137,9 +137,9 @@ def decode(pair: Pair, prompt: list[int], verifier: Verifier | None, choice: Cho
     def work() -> None:
         try:
             streamer = PieceStreamer(pair.tokenizer, receive, target_alone=verifier is None)
-            if _one_at_a_time.locked():
+            if one_at_a_time.locked():
                 wait(OCCUPIED)
-            with _one_at_a_time, clock:
+            with one_at_a_time, clock:
                 decoder(method, [prompt], choice.seed, streamer=streamer, **options)
             events.put(None)
         except TorchDynamoException as error:

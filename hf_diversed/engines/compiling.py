@@ -22,7 +22,7 @@ from hf_diversed.outputs import CompileStats
 logger = _compat.get_logger(__name__)
 MAX_COMPILED = 64  # functions per target model; the least recently used are dropped first
 _COMPILED_BY_UPSTREAM = ("cuda", "xpu", "neuron", "tpu")
-_REPLAYING_DEVICES = ("cuda",)
+REPLAYING_DEVICES = ("cuda",)
 _GLOBAL_HOOKS = ("forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks")
 _numbers = itertools.count()
 _compiled: "weakref.WeakKeyDictionary[nn.Module, list[CompiledFunction]]" = weakref.WeakKeyDictionary()
@@ -151,7 +151,7 @@ class Compiler:
         self._kept_with = target.get_input_embeddings()
         self._config_key = None if config is None else (config.backend, config.mode, repr(config.options))
         self._check_every_run = check_every_run
-        self.replays = config is not None and _replays(config) and target.device.type in _REPLAYING_DEVICES
+        self.replays = config is not None and replays(config) and target.device.type in REPLAYING_DEVICES
         self.stopped_by: str | None = None
         self._used: dict[tuple[Key, int], CompiledFunction] = {}  # by key and id of the first argument
         self._stats = CompileStats()
@@ -294,7 +294,7 @@ def _options(config: CompileConfig) -> dict[str, Any]:
     return dict(torch._inductor.list_mode_options(config.mode))
 
 
-def _replays(config: CompileConfig) -> bool:
+def replays(config: CompileConfig) -> bool:
     return config.backend == "inductor" and bool(_options(config).get("triton.cudagraphs"))
 
 

@@ -124,7 +124,7 @@ class StaticEngine:
             model.make_room(max(rows.lengths.host) + gamma)
         inputs = self._prepare_inputs(self._settings, gamma, verifier_state)
         try:
-            round = self._run(self._settings, draft, inputs, self._shape(gamma, verifier_state))
+            round = self.run_round(self._settings, draft, inputs, self._shape(gamma, verifier_state))
         except Exception as error:
             if not cannot_be_traced(error):
                 raise
@@ -153,7 +153,7 @@ class StaticEngine:
         """Return a copy if the next replay would overwrite the values, else the values."""
         return values.clone() if self.compiler.replays else values
 
-    def _run(self, settings: CallSettings, draft_model: StaticModel, inputs: RoundInputs, shape: Shape) -> Round:
+    def run_round(self, settings: CallSettings, draft_model: StaticModel, inputs: RoundInputs, shape: Shape) -> Round:
         """Run the round as one compiled function, or as several."""
         target, draft = self.target.buffers, draft_model.buffers
         if self.compiler.replays:

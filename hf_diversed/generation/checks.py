@@ -460,11 +460,11 @@ def difference(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) 
         return None
     known, sizes = _compared.setdefault(first, WeakKeyDictionary()), (len(first), len(second))
     if second not in known or known[second][0] != sizes:
-        known[second] = sizes, _find_difference(first, second)
+        known[second] = sizes, find_difference(first, second)
     return known[second][1]
 
 
-def _find_difference(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> str | None:
+def find_difference(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> str | None:
     by_id = {index: token for token, index in second.get_vocab().items()}
     special = _special_ids(first) | _special_ids(second)  # chat models often rename them
     for token, index in first.get_vocab().items():

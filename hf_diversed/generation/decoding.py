@@ -23,7 +23,7 @@ from hf_diversed.sampling import RandomSource, RoundNoise, count_accepted, draw
 from hf_diversed.verifiers.base import Verifier, VerifierState
 
 
-_COMPACT_AT = 0.75  # share of running rows; compacting copies the caches
+COMPACT_AT = 0.75  # share of running rows; compacting copies the caches
 
 
 def run_rounds(
@@ -146,7 +146,7 @@ class EagerEngine:
 
     def should_compact(self, running: int) -> bool:
         """Whether to continue with only the `running` rows, which copies their caches."""
-        return running <= _COMPACT_AT * len(self.rows.ends)
+        return running <= COMPACT_AT * len(self.rows.ends)
 
     def keep(self, kept: torch.Tensor) -> None:
         """Continue with only these rows (long, ascending) of the batch."""

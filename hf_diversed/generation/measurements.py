@@ -212,8 +212,8 @@ class ConfidenceFit:
 
 
 _MOST_KEPT = 64  # entries per pair; the least recently used are dropped first
-_pairs: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakKeyDictionary[nn.Module, dict]]"
-_pairs = weakref.WeakKeyDictionary()
+pairs: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakKeyDictionary[nn.Module, dict]]"
+pairs = weakref.WeakKeyDictionary()
 _lock = RLock()
 
 
@@ -223,7 +223,7 @@ def recall(target: nn.Module, draft: nn.Module, make: Callable[[], Kept], *key: 
     Without a draft model, pass the target twice.
     """
     with _lock:
-        kept = _pairs.setdefault(target, weakref.WeakKeyDictionary()).setdefault(draft, {})
+        kept = pairs.setdefault(target, weakref.WeakKeyDictionary()).setdefault(draft, {})
         found = kept[make, key] = kept.pop((make, key), None) or make()
         if len(kept) > _MOST_KEPT:
             del kept[next(iter(kept))]

@@ -27,7 +27,7 @@ def install_hook() -> None:
 
     `import hf_diversed` calls this unless HF_DIVERSED_NO_HOOK=1.
     """
-    watch(_UPSTREAM, _wrap)
+    watch(_UPSTREAM, wrap)
 
 
 def uninstall_hook() -> None:
@@ -49,7 +49,7 @@ def uninstall_hook() -> None:
     unwatch(_UPSTREAM)
 
 
-def _wrap(upstream: ModuleType) -> None:
+def wrap(upstream: ModuleType) -> None:
     with _LOCK:
         original = upstream.GenerationMixin.generate
         if not _STOCK:

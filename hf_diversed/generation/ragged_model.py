@@ -13,7 +13,7 @@ from hf_diversed.generation.rows import PerRow, RaggedRows
 
 
 logger = _compat.get_logger(__name__)
-_MIN_SKIPPED_PADDING = 512  # padding tokens that an extra forward of the prefill must skip
+MIN_SKIPPED_PADDING = 512  # padding tokens that an extra forward of the prefill must skip
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class RaggedModel:
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
         """Fill the cache with prompt ids (long `[B, N]`, N may be 0). Without `keep_rows`, equal prompts share a row.
 
-        Columns in which rows have only padding are skipped where that saves `_MIN_SKIPPED_PADDING` tokens. The model
+        Columns in which rows have only padding are skipped where that saves `MIN_SKIPPED_PADDING` tokens. The model
         expands the 2D mask itself, except where `_needs_4d_mask`.
         """
         length = input_ids.shape[1]
@@ -117,7 +117,7 @@ class RaggedModel:
             padding = None if prompt_mask is None else prompt_mask[:count]
             for start in range(begin, end, width):
                 stop = min(start + width, end)
-                self._prefill_columns(input_ids[:count, start:stop], positions[:count, start:stop], padding, start)
+                self.prefill_columns(input_ids[:count, start:stop], positions[:count, start:stop], padding, start)
         back = [chosen.index(firsts[group]) for group in group_of_row]
         if back != list(range(len(back))):
             self._cache.keep(torch.tensor(back, device=self.device))
@@ -128,7 +128,7 @@ class RaggedModel:
             return [0] * len(self._positions)
         return (self._prompt_mask != 0).long().argmax(dim=1).clamp_max(max(length - 1, 0)).tolist()
 
-    def _prefill_columns(
+    def prefill_columns(
         self, tokens: torch.Tensor, positions: torch.Tensor, prompt_mask: torch.Tensor | None, start: int
     ) -> None:
         """Run the model over prompt ids (long `[B, Q]`) at columns `start ..` of every row.
@@ -143,7 +143,7 @@ class RaggedModel:
         if prompt_mask is not None:
             real = F.pad(prompt_mask, (0, max(stop - prompt_mask.shape[1], 0)), value=1)[:, :stop]
             mask = self._cache.mask(columns, self._dtype) if self._needs_4d_mask(start, width) else real
-        self._forward(tokens, mask, positions, keep=1, hidden=False)
+        self.forward(tokens, mask, positions, keep=1, hidden=False)
 
     def _needs_4d_mask(self, start: int, width: int) -> bool:
         """Whether a forward of the prefill needs a 4D mask, because models expand its 2D mask wrongly."""
@@ -174,9 +174,9 @@ class RaggedModel:
         first, last = min(starts.host), max(starts.host)
         columns = self._cache.open(starts.device.to(self.device), first, last, tokens.shape[1])
         mask = self._cache.mask(columns, self._dtype)
-        return self._forward(tokens, mask, self._positions.gather(1, columns), keep, hidden)
+        return self.forward(tokens, mask, self._positions.gather(1, columns), keep, hidden)
 
-    def _forward(self, tokens, mask, positions, keep: int, hidden: bool):
+    def forward(self, tokens, mask, positions, keep: int, hidden: bool):
         self.num_forwards += 1
         tokens = tokens.to(self.device)
         if self._max_id is not None:
@@ -204,7 +204,7 @@ def plan_joins(starts: list[int], length: int) -> list[tuple[int, int, int]]:
     joins: list[tuple[int, int, int]] = []
     begin = 0
     for row, column in enumerate(starts):
-        if row and (column - begin) * (len(starts) - row) >= _MIN_SKIPPED_PADDING:
+        if row and (column - begin) * (len(starts) - row) >= MIN_SKIPPED_PADDING:
             joins.append((begin, column, row))
             begin = column
     return [*joins, (begin, length, len(starts))]

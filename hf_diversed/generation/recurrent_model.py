@@ -9,7 +9,7 @@ from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.rows import PerRow, RaggedRows
 
 
-_LONGEST_REPLAY = 16  # tokens that a block reads again at most; more are read in a forward before it
+LONGEST_REPLAY = 16  # tokens that a block reads again at most; more are read in a forward before it
 
 
 def open_model(model: PreTrainedModel, *args, **kwargs) -> RaggedModel:
@@ -23,7 +23,7 @@ class RecurrentModel(RaggedModel):
     The ids of a block are read from the batch's rows, to which the caller must have written them.
     """
 
-    spare_columns = _LONGEST_REPLAY
+    spare_columns = LONGEST_REPLAY
 
     def __init__(self, model: PreTrainedModel, rows: RaggedRows, *args, **kwargs):
         super().__init__(model, rows, *args, **kwargs)
@@ -49,7 +49,7 @@ class RecurrentModel(RaggedModel):
         replay, stops = self._replay, [start + tokens.shape[1] for start in starts.host]
         counts = replay.missing(stops, keep)
         # Draft steps follow each other without a rewind, so no row may be padded. Other blocks may replay some tokens.
-        least, slack = (min(counts), 0) if keep == 1 else (tokens.shape[1], _LONGEST_REPLAY)
+        least, slack = (min(counts), 0) if keep == 1 else (tokens.shape[1], LONGEST_REPLAY)
         while max(counts) > least + slack:
             width = min(count - least for count in counts if count - least > slack // 2)
             limits = [length + width * (count - least >= width) for length, count in zip(replay.lengths, counts)]

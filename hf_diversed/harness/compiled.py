@@ -103,7 +103,7 @@ def warmup(
     }
     total = CompileStats()
     for rows in batch_sizes:
-        for length in _prompt_lengths(max_length, gamma):
+        for length in prompt_lengths(max_length, gamma):
             # Two rounds: a verifier has state only from the second one on.
             longest = min(_most_positions(model, assistant_model), length + 2 * (gamma + 1))
             total.add(_decode(model, rows, length, options | {"max_new_tokens": longest - length}))
@@ -126,7 +126,7 @@ def _decode(model: PreTrainedModel, rows: int, length: int, options: dict[str, A
     return total
 
 
-def _prompt_lengths(max_length: int, gamma: int) -> Iterator[int]:
+def prompt_lengths(max_length: int, gamma: int) -> Iterator[int]:
     """Yield prompt lengths that lead to every capacity of buffers in calls up to `max_length`."""
     capacity = SMALLEST_CAPACITY
     yield min(2, max_length - 1)

@@ -71,7 +71,7 @@ def _is_calibration(value: Any) -> bool:
 
 
 # All allowed entries. Configurations on the Hub are untrusted, so no others are passed to transformers.
-_RULES: dict[str, Rule] = {
+RULES: dict[str, Rule] = {
     "target_hidden_size": _WIDTH,
     "draft_hidden_size": _WIDTH,
     "head_type": _choice(*HEAD_TYPES),
@@ -108,7 +108,7 @@ _RULES: dict[str, Rule] = {
     "architectures": ("a list or None", lambda value: value is None or isinstance(value, list)),
 }
 # Entries that transformers adds; ignored without a warning.
-_IGNORED = {*PreTrainedConfig().to_dict(), "name_or_path", "torch_dtype", "use_cache"} - _RULES.keys()
+_IGNORED = {*PreTrainedConfig().to_dict(), "name_or_path", "torch_dtype", "use_cache"} - RULES.keys()
 
 
 LOOKED_UP = "prompt lookup"  # replaces the name of the draft model for prompt lookup
@@ -181,17 +181,17 @@ class DiversedHeadConfig(PreTrainedConfig):
         sizes = {"target_hidden_size": target_hidden_size, "draft_hidden_size": draft_hidden_size}
         names = DiversedHeadConfig.__annotations__
         settings = {name: kwargs.pop(name, getattr(type(self), name)) for name in names if name not in sizes}
-        if unknown := sorted(kwargs.keys() - _RULES.keys() - _IGNORED):
+        if unknown := sorted(kwargs.keys() - RULES.keys() - _IGNORED):
             logger.warning(
                 "Unknown entries in the configuration of a head are ignored: %.500s.", ", ".join(map(repr, unknown))
             )
-        super().__init__(**{name: value for name, value in kwargs.items() if name in _RULES})
+        super().__init__(**{name: value for name, value in kwargs.items() if name in RULES})
         for name, value in (sizes | settings).items():
             setattr(self, name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _RULES:
-            allowed, is_allowed = _RULES[name]
+        if name in RULES:
+            allowed, is_allowed = RULES[name]
             if not is_allowed(value):
                 raise ValueError(f"{name} must be {allowed}, got {value!r:.200}.")
         super().__setattr__(name, value)

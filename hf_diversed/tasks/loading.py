@@ -29,7 +29,7 @@ def load_records(
     if n is not None and n < 1:
         raise ValueError(f"`n` must be at least 1, got {n}. Leave it out for all records.")
     if data_file is not None:
-        return choose(_read_lines(Path(data_file), task), n, seed, str(data_file))
+        return choose(parse_lines(Path(data_file), task), n, seed, str(data_file))
     if split not in task.splits:
         raise ValueError(f"`split` of task {task.name!r} must be one of {', '.join(task.splits)}, got {split!r}.")
     if isinstance(task, EmbeddedTask):
@@ -43,7 +43,7 @@ def load_records(
     return _from_hub(task, split, n, seed)
 
 
-def _read_lines(path: Path, task: Task) -> list[dict[str, Any]]:
+def parse_lines(path: Path, task: Task) -> list[dict[str, Any]]:
     if not path.is_file():
         raise ValueError(f"`data_file` {str(path)!r} does not exist; pass the path of a JSON Lines file.")
     records = []

@@ -100,7 +100,7 @@ def _of_expression(latex: str) -> Fraction | None:
     math-verify's timeouts, which need signals and the main thread, are disabled.
     """
     if find_spec("math_verify") is None:
-        _warn_once("math-verify is not installed, so answers such as \\boxed{\\frac{1}{2}} count as wrong; "
+        warn_once("math-verify is not installed, so answers such as \\boxed{\\frac{1}{2}} count as wrong; "
                   "install hf-diversed[train].")  # fmt: skip
         return None
     import math_verify
@@ -119,5 +119,5 @@ def _without_timeout_warnings(record: logging.LogRecord) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _warn_once(message: str) -> None:
+def warn_once(message: str) -> None:
     logger.warning(message)

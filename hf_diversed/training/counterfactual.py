@@ -21,7 +21,7 @@ from hf_diversed.training.labels import Labels
 
 
 _PENALTIES = torch.logspace(-1, 5, 25, dtype=torch.float64)
-_STEPS, _EVERY, _LEARNING_RATE, _WEIGHT_DECAY = 400, 10, 5e-3, 0.1
+STEPS, _EVERY, _LEARNING_RATE, _WEIGHT_DECAY = 400, 10, 5e-3, 0.1
 
 
 @dataclass(frozen=True)
@@ -191,10 +191,10 @@ def _mlp(
         units = F.gelu(F.linear(inputs, parameters[0], parameters[1]))
         return F.linear(units, parameters[2], parameters[3]).squeeze(-1)
 
-    updates = torch.arange(_EVERY, _STEPS + 1, _EVERY)
+    updates = torch.arange(_EVERY, STEPS + 1, _EVERY)
     optimizer = torch.optim.AdamW(parameters, lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
     predictions = []
-    last = _STEPS if chosen is None else int(updates[chosen])
+    last = STEPS if chosen is None else int(updates[chosen])
     for step in range(1, last + 1):
         optimizer.zero_grad()
         F.mse_loss(predict(values), (cost - mean) / deviation).backward()

@@ -196,7 +196,7 @@ class LabelRun:
         """Return the line of one batch: the labels of these prompts, with `rows` as their indices."""
         began = time.perf_counter()
         seed = 100_003 * (1_000 * self.settings.seed + number)
-        chosen, completions = self._rejections(prompts, seed)
+        chosen, completions = self.rejections(prompts, seed)
         spent = time.perf_counter() - began
         copies, greedy = self.settings.continuations, self.sampling.temperature == 0
         texts, owners = [], []
@@ -222,7 +222,7 @@ class LabelRun:
             label |= dict(zip(BRANCHES, values))
         return {"batch": number, "num_prompts": len(rows), "labels": chosen}
 
-    def _rejections(self, prompts: list[list[int]], seed: int) -> tuple[list[dict[str, Any]], list[list[int]]]:
+    def rejections(self, prompts: list[list[int]], seed: int) -> tuple[list[dict[str, Any]], list[list[int]]]:
         """Return chosen rejections, without scores, and the completions of the prompts."""
         drawn = self.decoder(self.recorder, prompts, seed, output_token_records=True)
         records, generator = drawn.records, torch.Generator().manual_seed(seed)

@@ -103,7 +103,7 @@ class Sampler:
         for order, drawn in self._decoded(method, prompts, seed, batch_size, output_token_records=True):
             assert drawn.records is not None
             assert drawn.stats is not None
-            parts.append((order, self._read(drawn.records, drawn.stats)))
+            parts.append((order, self.read_rollouts(drawn.records, drawn.stats)))
         return _join(parts)
 
     def lossless(self, prompts: Sequence[Prompt], seed: int) -> tuple[list[str], list[list[int]]]:
@@ -128,7 +128,7 @@ class Sampler:
         for number, order in enumerate(batches):
             yield order, self.decoder(method, [rows[index] for index in order], seed + number, **kwargs)
 
-    def _read(self, records: TokenRecords, stats: SpeculativeStats) -> Rollouts:
+    def read_rollouts(self, records: TokenRecords, stats: SpeculativeStats) -> Rollouts:
         """Return the completions and decisions of one batch from its token records."""
         emitted = records.source >= 0
         rows, columns = (emitted & (records.source != SOURCES.index("bonus"))).nonzero(as_tuple=True)

@@ -135,7 +135,7 @@ class DiversedTrainer(AtomicCheckpoints):
         self.sampler.records_bias = args.kl_coef > 0 or not head.needs_token
         self.acceptance_model = RecordingVerifier(head).score
         self.seconds = dict.fromkeys(("reference", "rollout", "reward", "evaluation", "save"), 0.0)
-        self._batch: _Batch | None = None
+        self.batch: _Batch | None = None
         self._step_of_head: int | None = None  # step of the best head, once it is loaded
         self._metrics: dict[str, list[float]] = defaultdict(list)
         self.constraint = ConstraintCallback(
@@ -157,8 +157,8 @@ class DiversedTrainer(AtomicCheckpoints):
             **kwargs,
         )
         self.model_accepts_loss_kwargs = False
-        self._rescue = Rescue(self)
-        self.add_callback(self._rescue)
+        self.rescue = Rescue(self)
+        self.add_callback(self.rescue)
         self._check_context("train_dataset", train_dataset)
         self._check_context("eval_dataset", eval_dataset or ())
 
@@ -189,7 +189,7 @@ class DiversedTrainer(AtomicCheckpoints):
         try:
             output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         except RewardError as error:
-            raise self._rescue.save(error) from error
+            raise self.rescue.save(error) from error
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
             self._step_of_head = self.state.best_global_step
         best = self.state.best_metric
@@ -213,11 +213,11 @@ class DiversedTrainer(AtomicCheckpoints):
 
     def _prepare_inputs(self, inputs: Rows) -> _Batch:
         """Draw rollouts for the prompts at every `num_iterations`-th step; reuse them in between."""
-        if self.state.global_step % self.args.num_iterations == 0 or self._batch is None:
-            self._batch = self._roll_out(inputs)
-        return self._batch
+        if self.state.global_step % self.args.num_iterations == 0 or self.batch is None:
+            self.batch = self.roll_out(inputs)
+        return self.batch
 
-    def _roll_out(self, rows: Rows) -> _Batch:
+    def roll_out(self, rows: Rows) -> _Batch:
         with self._timed("rollout"):
             prompts = [row["prompt"] for row in rows]
             rollouts = self.sampler.relaxed(prompts, self.model, self._seed("rollout", self.state.global_step))
@@ -361,7 +361,7 @@ class DiversedTrainer(AtomicCheckpoints):
             self._measure_references(rows)
         local = rows[self.args.process_index :: self.args.world_size]
         with self._timed("evaluation"):
-            facts = merged(gathered(lambda: [self._evaluated(local)] if local else []))
+            facts = merged(gathered(lambda: [self.evaluated(local)] if local else []))
         accepted, drafted, emitted, rounds = (sum(column) for column in zip(*facts["counts"]))
         metrics = {
             "reward": mean(known(facts["reward"])),
@@ -381,7 +381,7 @@ class DiversedTrainer(AtomicCheckpoints):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def _evaluated(self, rows: Rows) -> dict[str, list]:
+    def evaluated(self, rows: Rows) -> dict[str, list]:
         prompts = [row["prompt"] for row in rows]
         size = self.args.per_device_eval_batch_size
         seed = self._seed("evaluation", 0)

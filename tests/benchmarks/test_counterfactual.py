@@ -17,7 +17,7 @@ def test_draws_count_as_one_method(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["counterfactual", "summary", *options, "--output", str(output)])
     names = (counterfactual.ALL, f"{counterfactual.ALL}, mlp")
     monkeypatch.setattr(counterfactual, "SETTINGS", {name: counterfactual.SETTINGS[name] for name in names})
-    monkeypatch.setattr(regression, "_STEPS", 20)
+    monkeypatch.setattr(regression, "STEPS", 20)
     counterfactual.main()
     report = json.loads(output.read_text())
     records = {record["method"]: record for record in report["decoding"]}

@@ -37,7 +37,7 @@ def test_ratios_are_of_the_same_prompt():
         }
         for turn in turns
     ]
-    found = draft_lengths._summary(timed, "lossless:5")
+    found = draft_lengths.summary(timed, "lossless:5")
     assert found["best_constant"] == "lossless:2"
     assert found["over_target"]["median"] == 1.0  # of 0.5, 1 and 4
     assert found["over_best_constant"]["median"] == 0.25  # of 0.25, 0.25 and 4
@@ -54,7 +54,7 @@ def test_a_run_continues_and_replays(tmp_path, monkeypatch, capsys):
     first = json.loads(output.read_text())["records"]
     methods = {"target", "upstream", "upstream:2", "lossless:2", "lenience:0.3:confidence", "lossless:adaptive"}
     assert methods <= {record["method"] for record in first}
-    monkeypatch.setattr(draft_lengths, "_decode", lambda *_: pytest.fail("the prompt has been decoded"))
+    monkeypatch.setattr(draft_lengths, "decode", lambda *_: pytest.fail("the prompt has been decoded"))
     draft_lengths.main()
     assert json.loads(output.read_text())["records"] == first
     monkeypatch.setattr(sys, "argv", [*short, "--replay", "--max-new-tokens", "40"])

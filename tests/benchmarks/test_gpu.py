@@ -44,6 +44,6 @@ def test_needs_a_gpu_or_a_dry_run(tmp_path, monkeypatch, capsys):
 def test_all_steps_are_in_the_arguments_of_the_benchmark():
     """Catches a step name that cannot be parsed, and shapes that do not exist."""
     for name in gpu.STEPS:
-        parsed = gpu.rounds._parser().parse_args(gpu.arguments(name, None))
+        parsed = gpu.rounds.arguments_parser().parse_args(gpu.arguments(name, None))
         assert parsed.device == "cuda"
         assert {parsed.target_config, parsed.draft_config} <= set(gpu.rounds.shape_names())

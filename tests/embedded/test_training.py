@@ -33,17 +33,17 @@ def tokenizer():
 def test_a_killed_run_ends_in_the_same_weights(tokenizer, tmp_path, monkeypatch):
     """Catches state that is missing in the checkpoint: optimizer, step of the schedule, position in the data."""
     unbroken, figures = train.train_model(TINY, "target", tokenizer, tmp_path / "unbroken", compiled=False)
-    take_step = train._train_step
+    take_step = train.train_step
 
     def killed_at_18(model, optimizers, batch, settings, step):
         if step == 18:
             raise KeyboardInterrupt
         return take_step(model, optimizers, batch, settings, step)
 
-    monkeypatch.setattr(train, "_train_step", killed_at_18)
+    monkeypatch.setattr(train, "train_step", killed_at_18)
     with pytest.raises(KeyboardInterrupt):
         train.train_model(TINY, "target", tokenizer, tmp_path / "killed", compiled=False)
-    monkeypatch.setattr(train, "_train_step", take_step)
+    monkeypatch.setattr(train, "train_step", take_step)
     resumed, resumed_figures = train.train_model(TINY, "target", tokenizer, tmp_path / "killed", compiled=False)
 
     assert resumed.state_dict().keys() == unbroken.state_dict().keys()

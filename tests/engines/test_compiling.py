@@ -47,13 +47,11 @@ def test_compiled_functions_are_freed_with_their_model():
     """Catches a cache that keeps models alive."""
     target = tiny_model("llama")
     draft = tiny_draft(target)
-    decode((target, draft), TRACED)
-    assert len(compiling._compiled) == 1
+    assert decode((target, draft), TRACED).stats.compile.num_compiled == 1
     models = [weakref.ref(target), weakref.ref(draft)]
     del target, draft
     gc.collect()
     assert [model() for model in models] == [None, None]
-    assert len(compiling._compiled) == 0
 
 
 def test_the_least_recently_used_function_is_dropped(pair, monkeypatch):
@@ -162,8 +160,8 @@ def test_stop_strings_of_the_generation_config_compile_once(pair):
 @pytest.fixture
 def replaying(monkeypatch):
     """Treat the CPU as if functions were CUDA graphs: buffers come from the pool, results are copied."""
-    monkeypatch.setattr(compiling, "_replays", lambda config: True)
-    monkeypatch.setattr(compiling, "_REPLAYING_DEVICES", ("cpu",))
+    monkeypatch.setattr(compiling, "replays", lambda config: True)
+    monkeypatch.setattr(compiling, "REPLAYING_DEVICES", ("cpu",))
 
 
 def test_replayed_graphs_use_the_same_buffers(pair, replaying, monkeypatch):
@@ -181,7 +179,7 @@ def test_replayed_graphs_use_the_same_buffers(pair, replaying, monkeypatch):
 def test_results_of_a_replay_are_copied(pair, replaying, monkeypatch):
     """Catches statistics and verifier states in memory that the next round overwrites."""
     tensors: list = []
-    original = static.StaticEngine._run
+    original = static.StaticEngine.run_round
 
     def overwriting(self, *args):
         for tensor in tensors:
@@ -190,7 +188,7 @@ def test_results_of_a_replay_are_copied(pair, replaying, monkeypatch):
         tensors[:] = [round.verdict.accept_prob, round.verdict.trace.weight, round.num_drafted]
         return round
 
-    monkeypatch.setattr(static.StaticEngine, "_run", overwriting)
+    monkeypatch.setattr(static.StaticEngine, "run_round", overwriting)
     expected = decode(pair, {}, StaticEnsembleVerifier(0.4, bias_budget=2.0))
     out = decode(pair, TRACED, StaticEnsembleVerifier(0.4, bias_budget=2.0))
     assert out.stats.mean_weight == pytest.approx(expected.stats.mean_weight)

@@ -287,14 +287,14 @@ def test_what_static_shapes_cannot_serve_is_reported(pair, caplog):
 def test_draft_lengths_beyond_the_room(pair, monkeypatch):
     """Catches drafting far beyond a call's length limit, and a compilation for each remaining length."""
     forwards = []
-    pair[1].get_input_embeddings().register_forward_hook(lambda *call: forwards.append(1))
+    counter = pair[1].get_input_embeddings().register_forward_hook(lambda *call: forwards.append(1))
     for gamma, new_tokens in ((1000, 6), (300, 40)):
         call = {"num_assistant_tokens": gamma, "max_new_tokens": new_tokens, "batch": ragged_batch(1)}
         rounds = assert_same(pair, STATIC, **call).stats.num_rounds
         forwards.clear()
         decode(pair, STATIC, **call)
         assert len(forwards) <= 1 + rounds * buffers.gamma_for(new_tokens)
-    pair[1].get_input_embeddings()._forward_hooks.clear()
+    counter.remove()
     call = {"num_assistant_tokens": 16, "batch": ragged_batch(1)}
     counts = [
         decode(pair, TRACED, **call, max_new_tokens=count).stats.compile.num_compiled for count in (5, 7, 17, 30)

@@ -4,7 +4,7 @@ from argparse import Namespace
 
 import pytest
 
-from benchmarks.compiled import _summary
+from benchmarks.compiled import summary
 
 
 ARGUMENTS = Namespace(weight=0.7)
@@ -37,7 +37,7 @@ def records(**changes) -> list[dict]:
 
 def test_summary_takes_each_figure_from_its_record():
     """Catches figures of another unit, verifier or batch size."""
-    found = _summary(records(), ARGUMENTS)
+    found = summary(records(), ARGUMENTS)
     assert found["round_cost_ratio"]["median"] == 0.25
     assert found["throughput_ratio_by_batch"]["8"]["median"] == 1.25
     assert found["head_throughput_ratio_to_plain_compiled"]["1"]["median"] == 2.25
@@ -48,4 +48,4 @@ def test_summary_takes_each_figure_from_its_record():
 def test_summary_refuses_what_did_not_run_compiled():
     """Catches a fallback that is reported as the compiled engine."""
     with pytest.raises(RuntimeError, match="ran uncompiled"):
-        _summary(records(engine="compiled (forwards)"), ARGUMENTS)
+        summary(records(engine="compiled (forwards)"), ARGUMENTS)

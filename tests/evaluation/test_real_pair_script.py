@@ -83,8 +83,8 @@ def test_methods_are_added_to_a_copy(run, tmp_path):
 @pytest.mark.parametrize("batch_size", ["2", "1"])
 def test_prefill_is_shared_without_a_change(run, tmp_path, monkeypatch, batch_size):
     """Catches a repeated prefill of the same prompts, and copied keys and values that change the results."""
-    forwards, prefill_columns = [], RaggedModel._prefill_columns
-    monkeypatch.setattr(RaggedModel, "_prefill_columns", lambda *args: (forwards.append(1), prefill_columns(*args)))
+    forwards, prefill_columns = [], RaggedModel.prefill_columns
+    monkeypatch.setattr(RaggedModel, "prefill_columns", lambda *args: (forwards.append(1), prefill_columns(*args)))
     methods, folder = [LOSSLESS, "lenience:0.3", "static:0.5"], tmp_path / "out" / "gsm8k" / "part-0"
     options = ("--methods", ",".join(methods), "--batch-size", batch_size)
     run(*options)

@@ -56,7 +56,7 @@ def test_padded_prefill_in_parts_is_exact(model_type, min_skipped_padding, chunk
 
     Runs in float64, because a mask that leaves some padding visible changes the logits by only 1e-4.
     """
-    monkeypatch.setattr(ragged_model, "_MIN_SKIPPED_PADDING", min_skipped_padding)
+    monkeypatch.setattr(ragged_model, "MIN_SKIPPED_PADDING", min_skipped_padding)
     model = small_model(model_type).eval().double()
     lengths, width = torch.tensor([9, 4, 2, 6]), 9
     ids = torch.randint(4, VOCAB_SIZE, (4, width), generator=torch.Generator().manual_seed(2))

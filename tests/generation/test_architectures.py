@@ -103,7 +103,7 @@ def test_equal_prompts_are_processed_once(pair, monkeypatch):
 def test_short_prompts_join_the_prefill(pair, chunk, monkeypatch):
     """Catches padding that is processed, and rows that join at a wrong column, in a wrong order or with another row's
     keys. Two prompts are equal."""
-    monkeypatch.setattr(ragged_model, "_MIN_SKIPPED_PADDING", 1)
+    monkeypatch.setattr(ragged_model, "MIN_SKIPPED_PADDING", 1)
     target, draft = pair
     order, lengths = [3, 0, 2, 3, 1], [PROMPT, 1, 2, 5]
     ids = torch.randint(4, tiny.VOCAB_SIZE, (4, PROMPT), generator=torch.Generator().manual_seed(3))

@@ -104,7 +104,7 @@ INSTALLERS = [
 @pytest.mark.parametrize("batch_size", [3, 4])
 def test_code_in_models_that_indexes_rows(pair, install, is_draft, batch_size, monkeypatch):
     """Catches equal prompts that share a row, rows that join later, and rows that are removed or added as padding."""
-    monkeypatch.setattr(ragged_model, "_MIN_SKIPPED_PADDING", 1)
+    monkeypatch.setattr(ragged_model, "MIN_SKIPPED_PADDING", 1)
     target, draft = map(copy.deepcopy, pair)
     steering = 3.0 * torch.randn(batch_size, 1, 32, generator=torch.Generator().manual_seed(0))
     sizes = set()

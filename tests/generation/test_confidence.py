@@ -30,9 +30,9 @@ GREEDY = {"do_sample": False, "max_new_tokens": 40}
 
 @pytest.fixture(autouse=True)
 def forget_measurements():
-    measurements._pairs.clear()
+    measurements.pairs.clear()
     yield
-    measurements._pairs.clear()
+    measurements.pairs.clear()
 
 
 def naive_stop(blocks: list[list[float]], limits: list[int], fit: ConfidenceFit, cost: float) -> bool:

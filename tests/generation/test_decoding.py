@@ -280,7 +280,7 @@ def test_dropping_finished_rows_changes_nothing(pair, verifier, monkeypatch, row
     eos = first[[0, 2, 5], [3, 7, 12]].tolist()  # rows now end in different rounds
     whole, shrunk = [], []
     for share, outputs in ((0.0, whole), (1.0, shrunk)):
-        monkeypatch.setattr(decoding, "_COMPACT_AT", share)
+        monkeypatch.setattr(decoding, "COMPACT_AT", share)
         rows_left.clear()
         outputs.append(relaxed(pair, verifier, inputs, eos_token_id=eos, output_token_records=True))
         assert (len(rows_left) >= 3) == (share == 1.0)
@@ -307,7 +307,7 @@ def test_heads_decode_under_autocast(pair, features):
 
 def test_rows_with_settings_of_their_own_stay(pair, monkeypatch, rows_left):
     """Catches a strictness that moves to another row when finished rows are removed."""
-    monkeypatch.setattr(decoding, "_COMPACT_AT", 1.0)
+    monkeypatch.setattr(decoding, "COMPACT_AT", 1.0)
     inputs, strictnesses = ragged_batch(4), [0.0, 0.3, 0.8, 1.0]
     eos = relaxed(pair, LosslessVerifier(), inputs).sequences[[3, 1], [-17, -12]].tolist()
     rows_left.clear()

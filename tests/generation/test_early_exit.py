@@ -7,7 +7,7 @@ import torch
 
 from hf_diversed import DiversedVerifier, StaticEnsembleVerifier, model_facts
 from tests.generation.test_verifiers import assert_naive
-from tests.tiny import ragged_batch, tiny_head, tiny_model
+from tests.tiny import num_hooks, ragged_batch, tiny_head, tiny_model
 
 
 ARCHITECTURES = ["llama", "gemma3_text", "gemma3_multimodal", "gpt2", "opt", "qwen3_moe"]
@@ -70,8 +70,7 @@ def test_model_is_unchanged():
     target = tiny_model("llama")
 
     def snapshot():
-        hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in target.modules())
-        return target.config.to_dict(), [set(vars(m)) for m in target.modules()], hooks
+        return target.config.to_dict(), [set(vars(m)) for m in target.modules()], num_hooks(target)
 
     view = model_facts.first_layers(target, 1)
     before = snapshot()

@@ -69,7 +69,7 @@ def test_logits_after_rollback_are_fresh_logits(target, batch_size, monkeypatch)
     model = open_model(target, rows, None, torch.arange(8).expand(batch_size, -1), keep_hidden=False)
     model.prefill(ids[:, :7], chunk_size=3)
     fresh, index = target(ids, use_cache=False).logits, torch.arange(batch_size)[:, None]
-    monkeypatch.setattr(recurrent_model, "_LONGEST_REPLAY", 4)  # so that all ways of reading tokens again are run
+    monkeypatch.setattr(recurrent_model, "LONGEST_REPLAY", 4)  # so that all ways of reading tokens again are run
     for step, accepted in enumerate((0, 4, 1, 2, 3, 1, 4, 4, 0, 2)):
         starts, width = rows.lengths + (-1), 1 if step in (3, 8) else 5
         kept = torch.tensor([accepted, 4, (accepted + step) % 5][:batch_size]).clamp_max(width - 1)
@@ -97,7 +97,7 @@ def test_lossless_greedy_is_plain_generate(target, gamma, length, batch_size):
 @pytest.mark.parametrize(("batch_size", "prefill_chunk_size"), [(3, 1), (7, None)])
 def test_batches_are_plain_generate(target, batch_size, prefill_chunk_size, monkeypatch):
     """Catches padding in a state, states of other rows, and rows that keep the states of rows removed before them."""
-    monkeypatch.setattr(ragged_model, "_MIN_SKIPPED_PADDING", 1)
+    monkeypatch.setattr(ragged_model, "MIN_SKIPPED_PADDING", 1)
     inputs = batch(batch_size)
     text = plain(target, **inputs)
     ends = {"eos_token_id": text[: batch_size // 2, 14].tolist(), "pad_token_id": PAD}  # after six tokens

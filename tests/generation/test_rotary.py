@@ -93,7 +93,7 @@ def test_batches_beyond_the_limit_are_supported():
 
 def test_padding_is_not_skipped_beyond_the_limit(monkeypatch):
     """Catches a forward over the first columns only, which rotates their keys with the short factors."""
-    monkeypatch.setattr(ragged_model, "_MIN_SKIPPED_PADDING", 1)
+    monkeypatch.setattr(ragged_model, "MIN_SKIPPED_PADDING", 1)
     target, inputs = model("longrope"), ragged_batch(2, LIMIT + 9)
     inputs["input_ids"][inputs["attention_mask"] == 0] = 5
     inputs["attention_mask"][:] = 1

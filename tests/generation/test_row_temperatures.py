@@ -32,7 +32,7 @@ MAKERS = {
 @pytest.mark.parametrize("name", MAKERS)
 def test_every_row_is_the_naive_one(pair, name, monkeypatch):
     """Catches a greedy row that is sampled, a temperature that moves to another row, and state of the wrong branch."""
-    monkeypatch.setattr(decoding, "_COMPACT_AT", 0.0)  # rows stay where their random numbers are
+    monkeypatch.setattr(decoding, "COMPACT_AT", 0.0)  # rows stay where their random numbers are
     verifier, recorder, batch = MAKERS[name](), Recorder(), ragged_batch()
     settings = {"assistant_model": pair[1], "verifier": verifier, "num_assistant_tokens": 3}
     loop = partial(diversed_decoding, **settings, temperatures=TEMPERATURES, random_source=recorder)
@@ -46,7 +46,7 @@ def test_every_row_is_the_naive_one(pair, name, monkeypatch):
 
 def test_temperatures_are_compacted_with_the_rows(pair, monkeypatch, rows_left):
     """Catches temperatures that are not compacted with the rows, and records of greedy rows that count as sampled."""
-    monkeypatch.setattr(decoding, "_COMPACT_AT", 1.0)
+    monkeypatch.setattr(decoding, "COMPACT_AT", 1.0)
     target, draft = pair
     call = {**ragged_batch(8), "assistant_model": draft, "verifier": "static:0.5", "max_new_tokens": 20}
     greedy = target.generate(**call, do_sample=False)

@@ -168,9 +168,8 @@ def lengths(monkeypatch):
             return chosen[-1]
 
     monkeypatch.setattr("hf_diversed.generation.planning.AdaptiveSchedule", Watched)
-    measurements._pairs.clear()
-    yield chosen
-    measurements._pairs.clear()
+    monkeypatch.setattr(measurements, "pairs", weakref.WeakKeyDictionary())  # as in a new process
+    return chosen
 
 
 CALL = {"num_assistant_tokens_schedule": "adaptive", "max_new_tokens": 40, "do_sample": False}

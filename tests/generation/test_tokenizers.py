@@ -95,8 +95,8 @@ def test_vocabularies_are_compared_once(monkeypatch):
     first, second = trained(TEXTS[0], 60), trained(TEXTS[0], 60)
     target, draft = tiny_model(), tiny_model(seed=1)
     compared = []
-    find = checking._find_difference
-    monkeypatch.setattr(checking, "_find_difference", lambda *pair: compared.append(None) or find(*pair))
+    find = checking.find_difference
+    monkeypatch.setattr(checking, "find_difference", lambda *pair: compared.append(None) or find(*pair))
     for _ in range(3):
         decode(target, draft, tokenizer=first, assistant_tokenizer=second)
     assert len(compared) == 1

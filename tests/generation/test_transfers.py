@@ -69,11 +69,11 @@ def counted(monkeypatch, rounds: list[Counter]):
         return tally
 
     monkeypatch.setattr(torch.Tensor, "tolist", counting_tolist)
-    monkeypatch.setattr(RaggedModel, "_forward", pausing(RaggedModel._forward))
+    monkeypatch.setattr(RaggedModel, "forward", pausing(RaggedModel.forward))
     monkeypatch.setattr(static_model, "run_model", pausing(static_model.run_model))
     monkeypatch.setattr(StaticEngine, "should_compact", lambda self, running: False)
     monkeypatch.setattr(decoding, "commit", committing)
-    monkeypatch.setattr(decoding, "_COMPACT_AT", 0.0)  # compacting adds a transfer
+    monkeypatch.setattr(decoding, "COMPACT_AT", 0.0)  # compacting adds a transfer
     with transfers:
         yield
 

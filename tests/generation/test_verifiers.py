@@ -80,7 +80,7 @@ ENGINES = {
 @pytest.mark.parametrize("name", NAMES)
 def test_loop_equals_naive_reference(name: str, engine: str, monkeypatch):
     """Invariant 12. Catches state of another row, other draft lengths, raw distributions, and caches or masks."""
-    monkeypatch.setattr(decoding, "_COMPACT_AT", 0.0)  # rows stay where their random numbers are
+    monkeypatch.setattr(decoding, "COMPACT_AT", 0.0)  # rows stay where their random numbers are
     monkeypatch.setattr(StaticEngine, "should_compact", lambda self, running: False)
     mode, gamma, batch_sizes, settings = ENGINES[engine]
     for rows in batch_sizes:

@@ -6,7 +6,7 @@ from transformers import CompileConfig
 
 from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, clear_compiled, warmup
 from hf_diversed.engines.buffers import capacity_for
-from hf_diversed.harness.compiled import _prompt_lengths, default_compile_config
+from hf_diversed.harness.compiled import default_compile_config, prompt_lengths
 from tests import tiny
 
 
@@ -70,7 +70,7 @@ def test_batches_and_greedy_calls_are_compiled_for_themselves(pair):
 def test_prompts_lead_to_every_size(max_length, gamma):
     """Catches a size that only the last rounds of the longest texts reach."""
     met = {capacity_for(length + gamma) for length in range(2, max_length)}
-    lengths = list(_prompt_lengths(max_length, gamma))
+    lengths = list(prompt_lengths(max_length, gamma))
     assert {capacity_for(max(length, 2) + gamma) for length in lengths} == met
     assert max(lengths) < max_length
 

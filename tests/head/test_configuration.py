@@ -85,7 +85,7 @@ def test_refuses_bad_values_in_later_assignments():
 
 def test_every_entry_is_validated():
     """Catches a new entry without validation."""
-    assert set(DiversedHeadConfig.__annotations__) - {"model_type"} <= configuration_diversed._RULES.keys()
+    assert set(DiversedHeadConfig.__annotations__) - {"model_type"} <= configuration_diversed.RULES.keys()
 
 
 FOREIGN = {

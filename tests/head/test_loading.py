@@ -170,7 +170,7 @@ def test_names_carry_a_revision(name: str, repo_id: str, revision: str, monkeypa
         return random_head()
 
     monkeypatch.setattr(loading.DiversedHead, "from_pretrained", from_pretrained)
-    loading._load.cache_clear()
+    loading.cached_load.cache_clear()
     load_head(name)
-    loading._load.cache_clear()  # removes the mock
+    loading.cached_load.cache_clear()  # removes the mock
     assert asked == [(repo_id, revision)]

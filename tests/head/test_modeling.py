@@ -128,7 +128,7 @@ def test_standardize_scales_inputs_and_travels_with_the_head(tmp_path):
     inputs["features"] = torch.randn(50, 8) * 5 + 2
     inputs["features"][:, 3] = 0.25
     head.standardize(**inputs)
-    values = (head._values(**inputs) - head.input_mean) / head.input_std
+    values = (head.concatenate(**inputs) - head.input_mean) / head.input_std
     torch.testing.assert_close(values.mean(0), torch.zeros(15), atol=1e-5, rtol=0)
     varying = [i for i in range(15) if i != 10]
     torch.testing.assert_close(values.std(0, correction=0)[varying], torch.ones(14))
@@ -163,7 +163,7 @@ def _token_figures(p: list[float], q: list[float], x: int) -> list[float]:
 @pytest.mark.parametrize("size", [6, 300])
 def test_features_of_the_vocabulary_are_those_of_its_tokens(size: int, held: int, monkeypatch):
     """Catches chunks in the wrong order, a rank within the chunk only, and ranks beyond the last one not merged."""
-    monkeypatch.setattr(features_module, "_HELD", held)
+    monkeypatch.setattr(features_module, "MAX_HELD", held)
     generator = torch.Generator().manual_seed(0)
     p, q = (torch.softmax((3.0 * torch.randn(4, size, generator=generator)).round(), -1) for _ in range(2))
     p[0] = torch.where(p[0] < p[0].median(), 0.0, p[0])

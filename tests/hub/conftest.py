@@ -32,4 +32,4 @@ def point_client_at(endpoint: str, monkeypatch, cache) -> None:
     monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(cache / "modules"))
     monkeypatch.setattr(_http.time, "sleep", lambda seconds: None)  # between retries
     close_session()
-    loading._load.cache_clear()
+    loading.cached_load.cache_clear()

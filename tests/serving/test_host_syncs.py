@@ -77,7 +77,7 @@ def test_runner_v2_reads_nothing(name, method):
     for slot, params in enumerate(requests_for(served)):
         slots.fill(slot, params)
     width = NUM_DRAFTS + 1
-    rows = runner_v2._Rows(
+    rows = runner_v2.Rows(
         torch.empty(NUM_REQUESTS * width, dtype=torch.int32, device=META),
         torch.empty(NUM_REQUESTS * width, dtype=torch.long, device=META),
         torch.empty(NUM_REQUESTS * width, dtype=torch.long, device=META),
@@ -86,6 +86,6 @@ def test_runner_v2_reads_nothing(name, method):
     logits = torch.empty(NUM_REQUESTS * width, VOCAB, device=META)
     drafts = None if served.one_hot else torch.empty(NUM_REQUESTS, NUM_DRAFTS, VOCAB, device=META)
     present = slots.present(torch.arange(NUM_REQUESTS).numpy())
-    found = runner_v2._relaxed(runner_v2._Batch(slots, present), logits, drafts, rows)
+    found = runner_v2.relaxed(runner_v2.Batch(slots, present), logits, drafts, rows)
     assert found is not logits
     assert found.shape == logits.shape

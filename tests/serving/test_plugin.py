@@ -129,7 +129,12 @@ def sampled(runner, counts):
     logits = torch.randn(sum(counts), 8)
     runner.draft_probs = torch.rand(sum(counts), 8).softmax(-1)
     tokens = runner.draft_probs.argmax(-1).int()
-    return logits, runner._sample(logits, (tokens, counts))
+    return logits, verified(runner, logits, (tokens, counts))
+
+
+def verified(runner, logits, drafted):
+    """Return the logits after the runner's verification of draft tokens and their number per request."""
+    return runner._sample(logits, drafted)
 
 
 def test_every_request_is_verified_by_its_own_verifier(vllm):
@@ -156,7 +161,7 @@ def test_other_batches_of_the_process_are_left_alone(vllm):
     tokens = torch.zeros(2, dtype=torch.int32)
     q = torch.full((2, 8), 0.125)
     assert vllm.verification.rejection_sample(tokens, [2], 2, None, q, logits, None, None) is logits
-    assert runner._sample(logits, None) is logits
+    assert verified(runner, logits, None) is logits
 
 
 def test_a_round_without_draft_distributions_is_lossless(vllm):
@@ -165,7 +170,7 @@ def test_a_round_without_draft_distributions_is_lossless(vllm):
         runner = vllm.runner(engine(STATIC, speculative(draft_sample_method=sample)))
         runner.add("plain", request())
         logits = torch.randn(1, 8)
-        served = runner._sample(logits, (torch.tensor([1], dtype=torch.int32), [1]))
+        served = verified(runner, logits, (torch.tensor([1], dtype=torch.int32), [1]))
         assert torch.equal(served, logits) == stays
 
 
@@ -174,7 +179,7 @@ def test_a_round_without_draft_tokens(vllm):
     runner = vllm.runner(engine(STATIC, speculative(draft_sample_method="greedy")))
     runner.add("bounded", request(max_bias=0.1))
     logits = torch.randn(0, 8)
-    assert runner._sample(logits, (torch.zeros(0, dtype=torch.int32), [0])).shape == (0, 8)
+    assert verified(runner, logits, (torch.zeros(0, dtype=torch.int32), [0])).shape == (0, 8)
 
 
 def test_a_request_is_read_again_when_its_parameters_change(vllm):

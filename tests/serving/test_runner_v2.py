@@ -37,17 +37,17 @@ class RejectionSampler:
 
     def _verify(self, logits, draft_logits, draft_sampled, pos, cu_num_logits, idx_mapping, idx_mapping_np, *rest):
         slots, steps, temperatures = rest
-        verify = sys.modules[runner_v2._MODULE].rejection_sample
+        verify = sys.modules[runner_v2.MODULE].rejection_sample
         mapping = (idx_mapping, slots, steps, temperatures, None, STEPS)
         return verify(logits, draft_logits, draft_sampled, cu_num_logits, pos, *mapping, use_fp64=True)
 
 
 @pytest.fixture
 def module(monkeypatch):
-    module = ModuleType(runner_v2._MODULE)
+    module = ModuleType(runner_v2.MODULE)
     module.rejection_sample = lambda *args, **named: rejection_sample(*args, **named)
     module.RejectionSampler = type("RejectionSampler", (RejectionSampler,), {})
-    monkeypatch.setitem(sys.modules, runner_v2._MODULE, module)
+    monkeypatch.setitem(sys.modules, runner_v2.MODULE, module)
     return module
 
 

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from benchmarks.in_engine import Counted
-from benchmarks.load import OUTCOMES, Request, _streamed, plan
-from benchmarks.serving import Completed, _record, step_costs
+from benchmarks.load import OUTCOMES, Request, plan, streamed
+from benchmarks.serving import Completed, comparison, step_costs
 from hf_diversed.evaluation.intervals import Bootstrap
 
 
@@ -23,12 +23,12 @@ def test_records_are_sums_by_prompt():
     """Catches samples counted as prompts, exchanged counts of draft tokens, and a sign."""
     mine = Completed([1.0, 0.0, 1.0, 1.0], [Counted(10, 5)] * 4, [Counted(8, 5)] * 4)
     generated, behind_first = Completed([1.0] * 4, [], [Counted(10, 6)] * 4), Completed([], [], [Counted(16, 9)] * 4)
-    found = _record(mine, generated, behind_first, Bootstrap(2), samples=2)
+    found = comparison(mine, generated, behind_first, Bootstrap(2), samples=2)
     assert (found["quality"], found["generate_quality"]) == (0.75, 1.0)
     assert (found["acceptance_rate"], found["until_end_acceptance_rate"]) == (0.5, 0.625)
     assert (found["difference"], found["like_for_like_difference"]) == (-0.1, 0.0625)
     alone = Completed([1.0] * 2)
-    assert "acceptance_rate" not in _record(alone, alone, Completed(), Bootstrap(2), samples=1)
+    assert "acceptance_rate" not in comparison(alone, alone, Completed(), Bootstrap(2), samples=1)
 
 
 def test_a_plan_has_equal_shares_of_every_strictness():
@@ -55,7 +55,7 @@ TOKEN = b'data: {"choices": [{"finish_reason": null}]}\n'
 )
 def test_how_a_stream_ended(kind, lines, what):
     """Catches a truncated answer that is counted as answered."""
-    found = _streamed(Request("a", 0.5, kind), lines)
+    found = streamed(Request("a", 0.5, kind), lines)
     assert found.status == what
     assert found.status in OUTCOMES
     assert (found.drafted, found.accepted) == ((9, 7) if what == "answered" else (0, 0))

@@ -112,7 +112,7 @@ def test_one_warning_without_math_verify(monkeypatch: pytest.MonkeyPatch, caplog
     """Catches a run that fails, or different scores without a warning, without the optional package."""
     monkeypatch.setattr(number_extraction, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "math_verify", None)
-    number_extraction._warn_once.cache_clear()
+    number_extraction.warn_once.cache_clear()
     assert [extract_number(rf"3 or \boxed{{\frac{{1}}{{{n}}}}}") for n in (2, 3)] == [None, None]
     assert extract_number(r"\boxed{3}") == 3
     assert [record.message for record in caplog.records if "math-verify is not installed" in record.message] == [

@@ -21,7 +21,7 @@ def check_resumed(folder: Path, step: int, expected: Path, **settings):
     """Resume a run at `step`; it must end with the weights in `expected`. Return its trainer."""
     resumed = trainer(folder, **settings)
     resumed.train(resume_from_checkpoint=True)
-    assert resumed._rescue.first_step == step
+    assert resumed.rescue.first_step == step
     assert same(resumed.model, expected)
     return resumed
 

@@ -56,7 +56,7 @@ def test_inputs_are_those_of_the_rejected_token(pair):
     """Catches inputs of the residual token, of another position, or a state before the draft token is read."""
     run = LabelRun(pair, Letters(), sampling(), LabelSettings())
     prompts = [list(ids) for ids in pair.tokenizer(PROMPTS)["input_ids"]]
-    chosen, completions = run._rejections(prompts, seed=0)
+    chosen, completions = run.rejections(prompts, seed=0)
     assert len(chosen) > len(prompts)
     for found in chosen:
         prefix = prompts[found["row"]] + completions[found["row"]][: found["position"]]

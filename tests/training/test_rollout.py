@@ -29,9 +29,9 @@ class Spy(Sampler):
         super().__init__(*args)
         self.records = []
 
-    def _read(self, records, stats):
+    def read_rollouts(self, records, stats):
         self.records.append(records)
-        return super()._read(records, stats)
+        return super().read_rollouts(records, stats)
 
 
 class Drawn(NamedTuple):

@@ -15,7 +15,7 @@ def test_starts_at_the_lenience_and_stays_there(tmp_path, head_type: str):
     """Catches a start that changes when the inputs are scaled, or that differs from the requested one."""
     start = {"head_type": head_type, "initial_lenience": 0.1, "learning_rate": 0.0}
     trainer = runs.trained(tmp_path, **TOKEN, **start, max_steps=2)
-    batch, head = trainer._batch, trainer.model
+    batch, head = trainer.batch, trainer.model
     assert head.input_std[-5] != 1.0
     ratio = batch.inputs["token"][..., 0]
     torch.testing.assert_close(batch.old_logit, 2.0 * (torch.tensor(0.1).log() - ratio), rtol=1e-4, atol=1e-4)
@@ -37,16 +37,16 @@ def by_prompt(completions, number, **columns) -> list[float]:
 def test_rewards_that_depend_on_the_prompt_only_have_no_effect(tmp_path):
     """Catches rollouts that are compared with those of other prompts."""
     trainer = runs.trained(tmp_path, by_prompt, **TOKEN, max_steps=2)
-    assert (trainer._batch.advantage == 0.0).all()
+    assert (trainer.batch.advantage == 0.0).all()
     trainer = runs.trained(tmp_path / "batch", by_prompt, **TOKEN, baseline="batch", max_steps=2)
-    assert (trainer._batch.advantage != 0.0).any()
+    assert (trainer.batch.advantage != 0.0).any()
 
 
 @pytest.mark.parametrize("normalize", [False, True])
 def test_baseline_leaves_one_out(tmp_path, normalize: bool):
     """Catches groups with rows of other prompts, and division by the standard deviation."""
     trainer = runs.trained(tmp_path, **TOKEN, max_steps=2, normalize_advantages=normalize)
-    advantage = trainer._batch.advantage
+    advantage = trainer.batch.advantage
     one, other = advantage.view(-1, 2).unbind(1)
     torch.testing.assert_close(one, -other)
     assert advantage.abs().max() > 0.0

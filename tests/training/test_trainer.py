@@ -111,7 +111,7 @@ def test_weighted_sum_of_several_rewards(tmp_path):
     assert history(trainer, "reward") == pytest.approx([2.0])
     assert history(trainer, "rewards/first/mean") == [1.0]
     assert history(trainer, "rewards/second/mean") == [10.0]
-    assert trainer._batch.advantage.tolist() == pytest.approx([1.0, -1.0, 0.0, 0.0] * 2)
+    assert trainer.batch.advantage.tolist() == pytest.approx([1.0, -1.0, 0.0, 0.0] * 2)
 
 
 def test_prompt_without_reward_in_a_constrained_run(tmp_path):
@@ -133,7 +133,7 @@ def test_the_targets_own_reward_is_subtracted(tmp_path, coef, known):
         return [float(index) for index in number]
 
     trainer = runs.trained(tmp_path, easy, acceptance_coef=coef, max_steps=2)
-    assert bool((trainer._batch.advantage == 0.0).all()) == known
+    assert bool((trainer.batch.advantage == 0.0).all()) == known
 
 
 @pytest.mark.parametrize("coef", [0.3, None], ids=["fixed", "constrained"])
@@ -207,10 +207,10 @@ def test_punished_tokens_make_the_head_stricter(tmp_path, kind):
 def test_normalised_advantages_include_the_acceptance_term(tmp_path):
     """Catches acceptance that is counted twice or not at all when advantages are normalised."""
     trainer = runs.trained(tmp_path, runs.zero, normalize_advantages=True, max_steps=2)
-    advantage = trainer._batch.advantage
+    advantage = trainer.batch.advantage
     assert advantage.mean().abs() < 1e-6
     assert advantage.square().mean() == pytest.approx(1.0)
-    decisions = trainer._batch.decisions
+    decisions = trainer.batch.decisions
     rejections = torch.bincount(decisions.sequence[~decisions.accepted], minlength=8) / decisions.counts()
     assert torch.corrcoef(torch.stack([advantage, -rejections]))[0, 1] == pytest.approx(1.0)
 
@@ -273,7 +273,7 @@ def test_noise_does_not_select_a_head(tmp_path, monkeypatch):
 
     def evaluated(drops: list[float]) -> float:
         facts = {"reward": [1.0] * 4, "drop": drops, "counts": [(3, 4, 4, 1)]}
-        monkeypatch.setattr(trainer, "_evaluated", lambda rows: facts)
+        monkeypatch.setattr(trainer, "evaluated", lambda rows: facts)
         return trainer.evaluate()["eval_objective"]
 
     assert evaluated([0.05] * 4) == 0.75

@@ -21,8 +21,8 @@ class Recorded(DiversedTrainer):
         super().__init__(*args, **kwargs)
         self.batches, self.gradients, self.num_drawn = [], [], 0
 
-    def _roll_out(self, rows):
-        batch = super()._roll_out(rows)
+    def roll_out(self, rows):
+        batch = super().roll_out(rows)
         start = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.num_drawn += len(rows)
         record = {"batch": batch, "head": start, "worth": self.constraint.worth}

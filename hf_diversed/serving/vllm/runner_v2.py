@@ -20,7 +20,7 @@ from hf_diversed.serving.vllm.deployment import Deployment
 from hf_diversed.serving.vllm.logits import LOSSLESS, RequestSettings, served_logits
 
 
-_MODULE = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
+MODULE = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
 _MARK = "_hf_diversed"
 
 
@@ -58,12 +58,12 @@ class Slots:
 
 
 @dataclass(frozen=True)
-class _Batch:
+class Batch:
     slots: Slots
     present: set[RequestSettings]
 
 
-_BATCH: ContextVar[_Batch | None] = ContextVar("batch", default=None)
+_BATCH: ContextVar[Batch | None] = ContextVar("batch", default=None)
 
 
 def serve(sampler: Any, deployment: Deployment) -> None:
@@ -78,7 +78,7 @@ def serve(sampler: Any, deployment: Deployment) -> None:
         slots.fill(req_idx, sampling_params)
 
     sampler.add_request = add_request
-    _wrap_verification(importlib.import_module(_MODULE))
+    _wrap_verification(importlib.import_module(MODULE))
 
 
 def _wrap_verification(module: ModuleType) -> None:
@@ -93,7 +93,7 @@ def _wrap_verification(module: ModuleType) -> None:
         if slots is None:
             return verify(self, *args, **named)
         arguments = signature.bind(self, *args, **named).arguments
-        token = _BATCH.set(_Batch(slots, slots.present(arguments["idx_mapping_np"])))
+        token = _BATCH.set(Batch(slots, slots.present(arguments["idx_mapping_np"])))
         try:
             return verify(self, *args, **named)
         finally:
@@ -115,8 +115,8 @@ def _wrap_verification(module: ModuleType) -> None:
     ) -> Any:
         batch = _BATCH.get()
         if batch is not None:
-            rows = _Rows(draft_sampled, expanded_idx_mapping.long(), expanded_local_pos.long(), temperature)
-            target_logits = _relaxed(batch, target_logits, draft_logits, rows)
+            rows = Rows(draft_sampled, expanded_idx_mapping.long(), expanded_local_pos.long(), temperature)
+            target_logits = relaxed(batch, target_logits, draft_logits, rows)
         mapping = (idx_mapping, expanded_idx_mapping, expanded_local_pos)
         return original(
             target_logits, draft_logits, draft_sampled, cu_num_logits, pos, *mapping, temperature, *rest, **named
@@ -128,7 +128,7 @@ def _wrap_verification(module: ModuleType) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class _Rows:
+class Rows:
     """The rows of target logits, bonus rows included, `[N]` each.
 
     Attributes:
@@ -152,9 +152,7 @@ class _Rows:
         return self.tokens[torch.arange(len(self.tokens), device=self.tokens.device) - self.steps]
 
 
-def _relaxed(
-    batch: _Batch, target_logits: torch.Tensor, draft_logits: torch.Tensor | None, rows: _Rows
-) -> torch.Tensor:
+def relaxed(batch: Batch, target_logits: torch.Tensor, draft_logits: torch.Tensor | None, rows: Rows) -> torch.Tensor:
     deployment = batch.slots.deployment
     relaxed = any(settings.verifier != LOSSLESS for settings in batch.present)
     if not relaxed or (draft_logits is None) != deployment.one_hot:
