@@ -4,7 +4,7 @@ import json
 from dataclasses import fields
 
 import pytest
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import HfArgumentParser
 
 from hf_diversed.head.configuration_diversed import FEATURES, HEAD_TYPES
 from hf_diversed.training import DiversedConfig
@@ -17,14 +17,6 @@ def test_defaults_are_valid(tmp_path):
     found = DiversedConfig(output_dir=str(tmp_path), report_to="none")
     assert found.constrained
     assert found.max_steps % found.num_iterations == found.save_steps % found.num_iterations == 0
-
-
-def test_names_are_those_of_trl(tmp_path):
-    """Catches a setting with another name than in TRL."""
-    words = {"num_generations", "num_iterations", "max_completion_length", "temperature", "top_k", "top_p"}
-    words |= {"reward_weights", "generation_batch_size", "model_init_kwargs"}
-    assert words <= {item.name for item in fields(DiversedConfig)}
-    assert isinstance(config(tmp_path), TrainingArguments)
 
 
 def test_every_setting_of_ours_has_help(tmp_path):
