@@ -9,7 +9,7 @@ from hf_diversed.cli.options import PushOptions
 from hf_diversed.head import DiversedHead
 from hf_diversed.hub.records import LICENSE
 from tests.commands import refused, run, succeed
-from tests.hub.test_card import HUB, make_evaluation, make_training
+from tests.hub.test_card import HUB, make_evaluation, make_training, snippet_of
 
 
 @pytest.fixture
@@ -38,12 +38,14 @@ def test_card_shows_the_head_in_the_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = type(HUB)(256, 96, features="distribution", task="math", training_temperature=0.0)
     DiversedHead(config).save_pretrained("runs/mine")
-    for named in ("runs/mine", str(tmp_path / "runs" / "mine")):
+    for named, shown in (("runs/mine", "runs/mine"), (str(tmp_path / "runs" / "mine"), "mine")):
         assert run("push", named, "--card-only").exit_code == 0
         text = (tmp_path / "runs" / "mine" / "README.md").read_text()
-        assert f'head = DiversedHead.from_pretrained("{named[-9:] if named == "runs/mine" else "mine"}")' in text
+        assert f'head = DiversedHead.from_pretrained("{shown}")' in text
+        assert "pair.heads" not in text
         assert "do_sample=False" in text
         assert str(tmp_path) not in text
+        compile(snippet_of(text), "card", "exec")
 
 
 def test_license_of_the_help_is_that_of_the_card():
