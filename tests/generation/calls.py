@@ -1,11 +1,9 @@
 """Runs about 180 calls and writes digests of what each returned: `python -m tests.generation.calls OUT.json`.
 
-`test_against_revision.py` runs it on two revisions of the library. It uses the public API only, under the names of
-either revision.
+`test_against_revision.py` runs it on two revisions of the library. It uses the public API only.
 """
 
 import hashlib
-import inspect
 import json
 import sys
 from collections.abc import Iterator
@@ -29,24 +27,21 @@ EXTRAS = {
     "records": {"output_token_records": True, "output_scores": True, "output_logits": True, "repetition_penalty": 1.1},
 }
 
-
-# Earlier name of `strictness`.
-DIAL = "strictness" if "strictness" in inspect.signature(DiversedVerifier).parameters else "quality"
 STATIC = {"cache_implementation": "static", "disable_compile": True}
 COUNTERS = (
     *("num_rounds", "num_drafted", "num_accepted", "num_rejected", "num_emitted", "target_forwards"),
     *("draft_forwards", "accepted_per_position", "weight_sum", "weight_count", "tv_sum", "tv_count", "bias_sum"),
-    *("bias_count", "expected_accepted_sum", f"{DIAL}_sum", f"{DIAL}_count", "engine"),
+    *("bias_count", "expected_accepted_sum", "strictness_sum", "strictness_count", "engine"),
 )
 
 
 def build(name: str, batch_size: int):
     if name == "head":
-        return DiversedVerifier(tiny_head(features="distribution"), **{DIAL: 0.7})
+        return DiversedVerifier(tiny_head(features="distribution"), strictness=0.7)
     if name == "hidden head":
         return DiversedVerifier(tiny_head(), max_bias=0.3)
     if name == "budget":
-        return DiversedVerifier(tiny_head(), **{DIAL: [0.2, 0.5, 0.7, 1.0][:batch_size]}, bias_budget=1.0)
+        return DiversedVerifier(tiny_head(), strictness=[0.2, 0.5, 0.7, 1.0][:batch_size], bias_budget=1.0)
     if name == "phase":
         return PhaseVerifier(StaticEnsembleVerifier(0.2, bias_budget=1.0), begin=30, end=17)
     return build_verifier(name)

@@ -16,9 +16,9 @@ from transformers import LogitsProcessor, LogitsProcessorList, MaxLengthCriteria
 
 from hf_diversed import LosslessVerifier, PhaseVerifier, StaticEnsembleVerifier, diversed_decoding
 from hf_diversed.generation import ragged_model
-from hf_diversed.sampling import RandomSource
 from hf_diversed.verifiers.mixture import Weights
 from tests.engines.modes import TRACED, decode
+from tests.reference import Recorder
 from tests.tiny import BOS, EOS, PAD, VOCAB_SIZE, ragged_batch, sharpen, tiny_draft, tiny_head
 
 
@@ -254,26 +254,15 @@ def test_maximum_lengths_within_the_prompt(pair, length):
     assert torch.equal(target.generate(**call, assistant_model=draft, verifier="lossless"), expected)
 
 
-class Script(RandomSource):
-    """A random source with a length of 0 at first, so that it is falsy."""
-
-    def __init__(self):
-        self.rounds = 0
-
+class Falsy(Recorder):
     def __len__(self):
         return 0
-
-    def round_noise(self, scores):
-        self.rounds += 1
-        return super().round_noise(scores)
 
 
 def test_a_falsy_random_source_is_used(pair):
     """Catches `random_source or RandomSource()`."""
     target, draft = pair
-    random_source = Script()
-    loop = partial(
-        diversed_decoding, assistant_model=draft, verifier=StaticEnsembleVerifier(0.5), random_source=random_source
-    )
+    given = {"assistant_model": draft, "verifier": StaticEnsembleVerifier(0.5), "random_source": Falsy()}
+    loop = partial(diversed_decoding, **given)
     target.generate(**ragged_batch(), custom_generate=loop, do_sample=True, top_k=0, max_new_tokens=8)
-    assert random_source.rounds > 0
+    assert given["random_source"].events
