@@ -12,11 +12,6 @@ README = (ROOT / "README.md").read_text()
 SHORT, HUB, OFFLINE = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
-def test_is_one_page():
-    """Catches a README that grows too long; details belong in the documentation."""
-    assert len(README.encode()) <= 8_000
-
-
 def test_offline_snippet_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     """Catches undefined names, and a snippet for an older API, when it is pasted alone."""
     monkeypatch.chdir(tmp_path)

@@ -1,7 +1,6 @@
 """The head: its untrained output, its precision, and its inputs from two distributions."""
 
 import itertools
-import json
 import math
 
 import pytest
@@ -218,20 +217,6 @@ def test_refuses_a_start_it_cannot_make(settings: dict):
         ValueError, match="start_lenient needs a head with token_features=True and, if it is an mlp, at least two"
     ):
         DiversedHead(DiversedHeadConfig(4, 3, **settings)).start_lenient(0.2)
-
-
-def test_older_heads_load_unchanged(tmp_path):
-    """Catches a field that old configurations lack, and a shape that changed."""
-    head = random_head("mlp", "both")
-    head.save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    entries = json.loads(path.read_text())
-    del entries["token_features"]
-    path.write_text(json.dumps(entries))
-    loaded = DiversedHead.from_pretrained(tmp_path)
-    assert not loaded.needs_token
-    given = {name: values for name, values in inputs().items() if name != "token"}
-    assert torch.equal(loaded(**given), head(**given))
 
 
 def test_token_features_are_elementwise():
