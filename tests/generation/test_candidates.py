@@ -1,10 +1,11 @@
 """Candidate generators of transformers: draft tokens as upstream, the text of plain generation, and the right q."""
 
+import copy
 from functools import partial
 
 import pytest
 import torch
-from transformers.generation.candidate_generator import CandidateGenerator
+from transformers.generation.candidate_generator import AssistantToTargetTranslator, CandidateGenerator
 from transformers.modeling_layers import MtpModel
 
 import hf_diversed
@@ -392,6 +393,17 @@ def test_the_draft_model_of_another_tokenizer_is_unchanged():
     embeddings = draft.get_input_embeddings(), draft.get_output_embeddings()
     decode(source, **SAMPLED)
     assert (draft.get_input_embeddings(), draft.get_output_embeddings()) == embeddings
+
+
+def test_upstream_returns_pruned_logits_at_other_ids():
+    """Shows why the draft model is not pruned. Once this fails, upstream is fixed and pruning can be considered."""
+    source = sources.other_tokenizer()[1]
+    draft, tokenizers = copy.deepcopy(source["assistant_model"]), (source["tokenizer"], source["assistant_tokenizer"])
+    translator = AssistantToTargetTranslator(*tokenizers, VOCAB_SIZE, draft, assistant_prune_lm_head=True)
+    kept = torch.arange(draft.get_output_embeddings()(torch.zeros(1, 32)).shape[-1])
+    none = torch.zeros(1, 0, dtype=torch.long)
+    ids = translator.get_target_ids(none, none, kept[None])[0]
+    assert not torch.equal(translator.get_target_logits(kept[None, None].float())[0, 0, ids], kept.float())
 
 
 def test_static_caches_fall_back_to_the_eager_engine():
