@@ -34,8 +34,8 @@ SHARED_STATES, OTHER_TOKENIZER = (
 )
 _READS_STATES = ("Gemma4Assistant", "Gemma4UnifiedAssistant")
 _MAX_OWN_TOKENS = 16  # per round of a caller's generator, if no number is set
-# The first release whose generators return the logits that they sampled from.
-_RETURNS_SAMPLED_LOGITS = (5, 23)
+# The first release that has been tested: earlier ones return other logits than those that they sampled from.
+_FIRST_TESTED = (5, 23)
 
 
 def find_source(request: Request) -> str | None:
@@ -77,10 +77,10 @@ def check_source(source: str, request: Request) -> None:
         checks.check_model(assistant, "draft")
         if model_facts.recurrent_states(assistant):
             raise ValueError(f"{source} must not have recurrent states, got {type(assistant).__name__}; use another.")
-    if source in (MTP, DFLASH) and _compat.RELEASE < _RETURNS_SAMPLED_LOGITS:
+    if source in (MTP, DFLASH, SHARED_STATES) and _compat.RELEASE < _FIRST_TESTED:
         raise ValueError(
             f"{source} needs transformers 5.23 or newer: earlier releases return other probabilities than those that "
-            "the draft tokens were sampled from."
+            "the draft tokens were sampled from. Update transformers, or use another source of draft tokens."
         )
     if (count := len(request.input_ids)) > 1:
         raise ValueError(

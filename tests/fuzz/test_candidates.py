@@ -34,7 +34,7 @@ def random_call(draw: random.Random) -> dict:
     return call
 
 
-@pytest.mark.parametrize("name", sources.SOURCES)
+@pytest.mark.parametrize("name", sources.parameters())
 def test_lossless_greedy_equals_plain_generation(name, monkeypatch):
     """Catches two settings that are right alone and wrong together."""
     monkeypatch.setattr(MtpModel, "from_pretrained", sources.random_mtp_model)

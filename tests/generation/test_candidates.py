@@ -27,7 +27,7 @@ def mtp_weights(monkeypatch):
     monkeypatch.setattr(MtpModel, "from_pretrained", sources.random_mtp_model)
 
 
-@pytest.fixture(scope="module", params=sources.SOURCES)
+@pytest.fixture(scope="module", params=sources.parameters())
 def source(request):
     return sources.SOURCES[request.param]()
 
@@ -51,7 +51,7 @@ def test_lossless_greedy_is_plain_generate(source, call):
         assert torch.equal(decode(source, seed=seed, **call).sequences, expected)
 
 
-@pytest.mark.parametrize("name", UPSTREAM)
+@pytest.mark.parametrize("name", sources.parameters(UPSTREAM))
 def test_draft_tokens_are_those_of_upstream(name, monkeypatch):
     """Catches states of the wrong positions, which change the draft tokens but not the text.
 
@@ -137,7 +137,7 @@ def recorded_blocks(monkeypatch, source, verifier="lossless", **call) -> list:
     return blocks
 
 
-@pytest.mark.parametrize("name", WITH_Q)
+@pytest.mark.parametrize("name", sources.parameters(WITH_Q))
 def test_q_is_the_distribution_that_the_tokens_were_drawn_from(name, monkeypatch):
     """Catches logits before the processors, and logits at other ids than those of the draft tokens.
 
@@ -161,7 +161,7 @@ def test_q_is_the_distribution_that_the_tokens_were_drawn_from(name, monkeypatch
         assert distance.sum(dim=-1).min() < 1e-5
 
 
-@pytest.mark.parametrize("name", ["gemma4", "own"])
+@pytest.mark.parametrize("name", sources.parameters(["gemma4", "own"]))
 def test_q_is_a_point_mass_where_the_tokens_depend_on_the_text_only(name, monkeypatch):
     """Catches the logits of greedy draft tokens as q, which accepts too much (transformers#47932)."""
     blocks = recorded_blocks(monkeypatch, sources.SOURCES[name](), **SAMPLED)
@@ -169,7 +169,7 @@ def test_q_is_a_point_mass_where_the_tokens_depend_on_the_text_only(name, monkey
     assert all((block.prob(block.tokens) == 1.0).all() for block in blocks)
 
 
-@pytest.mark.parametrize("name", ["other_tokenizer", "mtp:deepseek_v3"])
+@pytest.mark.parametrize("name", sources.parameters(["other_tokenizer", "mtp:deepseek_v3"]))
 def test_lossless_samples_have_the_distribution_of_the_target(name):
     """Catches a q of other ids or positions: chi-square of three tokens, of which two are drafted."""
     target, selects = sources.SOURCES[name]()
@@ -238,7 +238,7 @@ class ReadsTarget(LosslessVerifier):
         return super().__call__(input_ids, draft, target, *args, **kwargs)
 
 
-@pytest.mark.parametrize("name", ["dflash", "mtp:mellum"])
+@pytest.mark.parametrize("name", sources.parameters(["dflash", "mtp:mellum"]))
 def test_verifiers_read_the_last_hidden_states(name):
     """Catches a verifier that receives the states of the layers that the generator reads."""
     target, selects = sources.SOURCES[name]()
@@ -277,7 +277,7 @@ def test_num_assistant_tokens_limits_every_generator(source):
     assert blocks.num_drafted <= blocks.num_rounds
 
 
-@pytest.mark.parametrize("name", ["own", "mtp:mellum"])
+@pytest.mark.parametrize("name", sources.parameters(["own", "mtp:mellum"]))
 def test_an_attached_draft_model_is_not_used(name):
     """Catches a draft model of `attach` beside another source that the call names."""
     target, selects = sources.SOURCES[name]()
@@ -286,7 +286,7 @@ def test_an_attached_draft_model_is_not_used(name):
     assert out.stats.draft_forwards < out.stats.num_rounds
 
 
-@pytest.mark.parametrize("name", ["mtp:mellum", "dflash"])
+@pytest.mark.parametrize("name", sources.parameters(["mtp:mellum", "dflash"]))
 def test_releases_that_return_other_logits_are_refused(name, monkeypatch):
     monkeypatch.setattr(_compat, "RELEASE", (5, 22))
     with pytest.raises(ValueError, match=r"needs transformers 5\.23 or newer"):
@@ -333,7 +333,8 @@ def only(token: int) -> torch.Tensor:
 
 
 def refusal(source, match, error=ValueError, **call):
-    return pytest.param(source, call, match, error, id=match[:40])
+    (parameter,) = sources.parameters([source])
+    return pytest.param(source, call, match, error, id=match[:40], marks=parameter.marks)
 
 
 @pytest.mark.parametrize(
