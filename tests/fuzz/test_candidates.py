@@ -17,18 +17,24 @@ from tests.tiny import EOS, VOCAB_SIZE
 CALLS = max(1, int(os.environ.get("FUZZ_CASES", 5 * len(sources.SOURCES))) // len(sources.SOURCES))
 
 
-def random_call(draw: random.Random) -> dict:
-    """Return a prompt and settings that plain greedy decoding supports as well."""
+def random_call(draw: random.Random, may_forbid: bool) -> dict:
+    """Return a prompt and settings that plain greedy decoding supports as well.
+
+    Args:
+        may_forbid: whether processors may forbid tokens; a sampling generator must apply them itself.
+    """
     ids = [draw.randrange(2, VOCAB_SIZE) for _ in range(draw.randint(3, 14))]
     length = draw.randint(1, 24)
     call = {"inputs": torch.tensor([ids]), "max_new_tokens": length, "do_sample": False}
-    for name, value in (
-        ("repetition_penalty", draw.uniform(1.0, 1.5)),
-        ("bad_words_ids", [[draw.randrange(4, VOCAB_SIZE)]]),
-        ("min_new_tokens", draw.randint(1, length)),
-        ("no_repeat_ngram_size", draw.randint(2, 3)),
-        ("eos_token_id", [EOS, draw.randrange(4, VOCAB_SIZE), draw.randrange(4, VOCAB_SIZE)]),
-    ):
+    settings = {
+        "repetition_penalty": draw.uniform(1.0, 1.5),
+        "eos_token_id": [EOS, draw.randrange(4, VOCAB_SIZE), draw.randrange(4, VOCAB_SIZE)],
+    }
+    if may_forbid:
+        settings["bad_words_ids"] = [[draw.randrange(4, VOCAB_SIZE)]]
+        settings["min_new_tokens"] = draw.randint(1, length)
+        settings["no_repeat_ngram_size"] = draw.randint(2, 3)
+    for name, value in settings.items():
         if draw.random() < 0.3:
             call[name] = value
     return call
@@ -41,7 +47,7 @@ def test_lossless_greedy_equals_plain_generation(name, monkeypatch):
     target, selects = sources.SOURCES[name]()
     draw = random.Random(name)
     for _ in range(CALLS):
-        call = random_call(draw)
+        call = random_call(draw, may_forbid=name != "own_from_states")
         ours = {"verifier": draw.choice(["lossless", "block:lossless"])}
         if draw.random() < 0.5:
             ours["num_assistant_tokens"] = draw.randint(1, 7)

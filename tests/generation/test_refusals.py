@@ -225,7 +225,7 @@ REFUSED = [
     refused(looking_up(num_assistant_tokens=5), "=3; =5; pass only the first"),
     refused(
         looking_up(num_return_sequences=2, do_sample=True),
-        "num_return_sequences must be 1 with prompt_lookup_num_tokens; got 2; repeat the prompts; assistant_model",
+        "num_return_sequences must be 1 with prompt_lookup_num_tokens; got 2; once per sequence; assistant_model",
     ),
     refused(looking_up(prompt_lookup_num_tokens=True), "prompt_lookup_num_tokens; >= 1; got True"),
     refused(
@@ -321,7 +321,7 @@ REFUSED = [
     ),
     refused(generate(prefill_chunk_size=0), "prefill_chunk_size; >= 1; got 0"),
     refused(
-        generate(tokenizer=Words("a", "b"), assistant_tokenizer=Words("b", "a")), "assistant_tokenizer; be 1, got 2"
+        generate(tokenizer=Words("a", "b"), assistant_tokenizer=Words("b", "a")), "another tokenizer; be 1, got 2"
     ),
     # verifiers
     refused(with_head(assistant_model=MISSING), "diversed_head; pass assistant_model="),

@@ -216,5 +216,7 @@ def test_a_draft_model_replaced_by_prompt_lookup_is_warned_of():
     context = replace(CONTEXT, target=small(0), draft=None, draft_hidden_size=None, draft_name="")
     found = {"features": "distribution", "base_model_digest": weights_digest(small(0))}
     (remark,) = DiversedVerifier(head_for(**found, assistant_model_name_or_path="org/draft")).remarks(context)
-    assert "was trained with a draft model (org/draft), but this call uses prompt lookup" in remark
+    assert (
+        "was trained with a draft model (org/draft), but the draft tokens of this call have no distribution" in remark
+    )
     assert DiversedVerifier(head_for(**found, assistant_model_name_or_path="prompt lookup")).remarks(context) == []
