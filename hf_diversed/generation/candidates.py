@@ -34,8 +34,8 @@ SHARED_STATES, OTHER_TOKENIZER = (
 )
 _READS_STATES = ("Gemma4Assistant", "Gemma4UnifiedAssistant")
 _MAX_OWN_TOKENS = 16  # per round of a caller's generator, if no number is set
-# The first release that has been tested: earlier ones return other logits than those that they sampled from.
-_FIRST_TESTED = (5, 23)
+# The first releases that have been tested. Before 5.23, MTP and DFlash return other logits than they sample from.
+_FIRST_TESTED = {MTP: (5, 23), DFLASH: (5, 23), SHARED_STATES: (5, 24)}
 
 
 def find_source(request: Request) -> str | None:
@@ -77,10 +77,11 @@ def check_source(source: str, request: Request) -> None:
         checks.check_model(assistant, "draft")
         if model_facts.recurrent_states(assistant):
             raise ValueError(f"{source} must not have recurrent states, got {type(assistant).__name__}; use another.")
-    if source in (MTP, DFLASH, SHARED_STATES) and _compat.RELEASE < _FIRST_TESTED:
+    needed = _FIRST_TESTED.get(source, (0,))
+    if needed > _compat.RELEASE:
         raise ValueError(
-            f"{source} needs transformers 5.23 or newer: earlier releases return other probabilities than those that "
-            "the draft tokens were sampled from. Update transformers, or use another source of draft tokens."
+            f"{source} needs transformers {'.'.join(map(str, needed))} or newer: update transformers, or use another "
+            "source of draft tokens."
         )
     if (count := len(request.input_ids)) > 1:
         raise ValueError(
