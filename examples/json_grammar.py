@@ -33,9 +33,8 @@ class GrammarProcessor(LogitsProcessor):
     def __init__(self, index: Index, prompt_length: int):
         self.index, self.prompt_length = index, prompt_length
         self.read: list[list[int]] = []  # per row, the tokens that its states have read
-        self.states: list[
-            list[int | None]
-        ] = []  # per row, the state before each of them and after the last; None: ended
+        # Per row, the state before each of them and after the last; None after the end.
+        self.states: list[list[int | None]] = []
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor) -> torch.Tensor:
         if not self.read:

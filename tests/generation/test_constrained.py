@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
+from transformers.utils import get_json_schema
 
 from hf_diversed import DiversedVerifier, PhaseVerifier, StaticEnsembleVerifier, load_demo_pair
 from hf_diversed.tasks import get_task, load_records
@@ -137,3 +138,44 @@ def test_a_state_by_calls_does_not_work(pair, index, prompts):
     given = {"assistant_model": pair.draft, "verifier": "lossless", "do_sample": False}
     _, drafted = decode(pair, index, prompts[:1], OneTokenPerCall(index), **given)
     assert drafted != plain
+
+
+def add(first: int, second: int) -> int:
+    """
+    Add two numbers.
+
+    Args:
+        first: a number.
+        second: another number.
+    """
+    return first + second
+
+
+TEMPLATE = (
+    "{% for tool in tools %}{{ 'Tool: ' + tool.function.name + '\n' }}{% endfor %}"
+    "{% for message in messages %}{% if message.tool_calls is defined %}"
+    "{{ 'Call: ' + message.tool_calls[0].function.name + '\n' }}"
+    "{% else %}{{ 'Question: ' + message.content + '\n' }}{% endif %}{% endfor %}Answer:"
+)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("name", ["lossless", "lenience:0.3", "mars", "diversed"])
+def test_tool_calls_by_the_chat_template(name, pair, batch_size):
+    """Catches calls of unknown tools and arguments of other types, in a prompt that a chat template renders."""
+    tool = get_json_schema(add)
+    numbers = {key: {"type": "integer", "maxDigits": 2} for key in tool["function"]["parameters"]["properties"]}
+    arguments = {"type": "object", "properties": numbers, "required": list(numbers)}
+    call = {"type": "object", "properties": {"name": {"enum": ["add"]}, "arguments": arguments}}
+    index = EXAMPLE["build_index"](call | {"required": ["name", "arguments"]}, pair.tokenizer)
+    chats = [[{"role": "user", "content": f"What is {n} plus 7?"}] for n in range(batch_size)]
+    rendered = pair.tokenizer.apply_chat_template(chats, tools=[tool], chat_template=TEMPLATE, tokenize=False)
+    torch.manual_seed(0)
+    options = {"assistant_model": pair.draft, "verifier": make(name, pair), "do_sample": True}
+    _, texts = decode(pair, index, rendered, **options)
+    for chat, text in zip(chats, texts):
+        found = json.loads(text)
+        assert isinstance(add(**found["arguments"]), int)
+        chat.append({"role": "assistant", "tool_calls": [{"type": "function", "function": found}]})
+        again = pair.tokenizer.apply_chat_template(chat, tools=[tool], chat_template=TEMPLATE, tokenize=False)
+        assert again.endswith("Call: add\nAnswer:")
