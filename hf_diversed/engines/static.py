@@ -134,8 +134,7 @@ class StaticEngine:
         if self.compiler.replays or len(inputs.lengths) > len(rows.ids):
             round = map_tensors(lambda values: self._copy_if_replayed(values[: len(rows.ids)]), round)
         assert round.draft is not None
-        columns = rows.lengths.device[:, None] + torch.arange(gamma, device=rows.ids.device)
-        rows.ids.scatter_(1, columns, round.draft.tokens)
+        rows.write_block(round.draft.tokens)
         return round
 
     def _fit_to_limits(self, gamma: int, verifier_state: VerifierState) -> int:

@@ -23,7 +23,7 @@ from hf_diversed.generation.drafting import Step, before_bans, join_steps, point
 from hf_diversed.generation.options import CONSTANT, DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.request import STOPPING_SETTINGS, Request
-from hf_diversed.generation.rows import PerRow, RaggedRows
+from hf_diversed.generation.rows import PerRow, RaggedRows, is_one_of
 
 
 # Names of the sources, by the argument that selects them.
@@ -227,7 +227,7 @@ def _other_tokenizer(request: Request, target: PreTrainedModel) -> AssistedCandi
 
 
 class CandidateDrafter:
-    """Drafts with a candidate generator of transformers, for a single row.
+    """Generates draft tokens with a candidate generator of transformers, for a single row.
 
     q is the softmax of the returned logits, which must be those that the tokens were drawn from. Where a generator
     returns no logits, q is a point mass at the draft token, and the block ends before the first token that a
@@ -293,7 +293,8 @@ class CandidateDrafter:
         """See `DiversedCandidateGenerator.propose`.
 
         Raises:
-            ValueError: if the generator returns ids outside the vocabulary or logits of another shape.
+            ValueError: if the generator returns candidates or logits of another shape, ids outside the vocabulary, or
+                tokens that its logits or a processor forbid.
         """
         rows, (limit,), (length,) = self.rows, counts.host, self.rows.lengths.host
         none = PerRow([0], torch.zeros_like(counts.device))
@@ -307,13 +308,14 @@ class CandidateDrafter:
                 f"candidates, got {list(candidates.shape)}."
             )
         tokens = candidates[:, length : length + limit].to(rows.ids)
+        ends = is_one_of(tokens[0], rows.eos_ids_device).nonzero()
+        tokens = tokens[:, : int(ends[0]) + 1] if len(ends) else tokens  # later tokens would never be emitted
         drafted = PerRow([tokens.shape[1]], torch.full_like(counts.device, tokens.shape[1]))
         if not tokens.shape[1]:
             return None, none
         self.num_forwards += 1
         self._check(tokens, logits)
-        for step, column in enumerate(tokens.unbind(dim=1)):
-            rows.write(step, column)
+        rows.write_block(tokens)
         allowed = before_bans(self._bans, rows, tokens, drafted, self.vocab_size)
         if logits is None or self._is_point_mass:
             scores, drafted = point_mass(tokens, self.vocab_size), allowed

@@ -223,12 +223,13 @@ def plan(request: Request) -> Plan:
         )
     indexes_rows = parts.keep_rows or parts.processor.reads_prefix or stops.criteria
     is_adaptive = lengths.schedule == ADAPTIVE
+    modes = {bool(config.do_sample)} if temperatures is None else {True, False}  # some rows may be greedy
     return Plan(
         engine=engine,
         gamma=lengths.first if engine.rule is None and not lengths.max_copied else lengths.maximum,
         schedule=_schedule(request, engine, lengths.first, lengths.maximum) if is_adaptive else None,
         stops=stops,
-        recorder=Recorder(rows.prompt_length, verifier, request.streamer, wants),
+        recorder=Recorder(rows.prompt_length, verifier, modes, request.streamer, wants),
         may_compact=not (indexes_rows or wants - {"records"}),
         uses_inference_mode=parts.only_library_code and engine.may_use_inference_mode,
     )

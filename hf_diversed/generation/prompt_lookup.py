@@ -81,8 +81,7 @@ class PromptLookupDrafter:
             return None, own
         tokens = torch.nn.utils.rnn.pad_sequence(found, batch_first=True, padding_value=rows.pad_id)
         tokens = tokens.to(rows.ids.device)
-        for step, column in enumerate(tokens.unbind(dim=1)):
-            rows.write(step, column)
+        rows.write_block(tokens)
         scores = point_mass(tokens, self.vocab_size)
         own = before_bans(self._bans, rows, tokens, own, self.vocab_size)
         draft = join_steps(

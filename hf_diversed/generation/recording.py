@@ -104,9 +104,12 @@ class Recorder:
         wants: additional return values of the call: any of "records", "scores", "logits".
     """
 
-    def __init__(self, prompt_length: int, verifier: Verifier, streamer: BaseStreamer | None, wants: set[str]):
+    def __init__(
+        self, prompt_length: int, verifier: Verifier, modes: set[bool], streamer: BaseStreamer | None, wants: set[str]
+    ):
         self.prompt_length, self.streamer, self.wants = prompt_length, streamer, wants
-        self.verifier, self.strictnesses = verifier, verifier.strictness_per_row()
+        self.strictnesses = verifier.strictness_per_row()
+        self.is_lossless = all(map(verifier.is_lossless, modes))
         self.rounds: list[RecordedRound] = []
         self._describes = "records" in wants or isinstance(streamer, RoundStreamer)
         self._columns: dict[str, list[torch.Tensor]] = {"scores": [], "logits": []}
@@ -118,9 +121,7 @@ class Recorder:
             self._add_columns("scores", round.target.scores, recorded)
         if "logits" in self.wants and round.target.raw_logits is not None:
             self._add_columns("logits", round.target.raw_logits, recorded)
-        sampled = round.round_noise.noise is not None
-        modes = {sampled} if round.greedy is None else {True, False}  # some rows are greedy
-        recorded.is_lossless = all(map(self.verifier.is_lossless, modes))
+        recorded.is_lossless = self.is_lossless
         records = recorded.records = describe_round(round) if self._describes else None
         if round.verdict is not None:
             trace = round.verdict.trace

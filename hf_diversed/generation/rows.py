@@ -97,6 +97,10 @@ class RaggedRows:
         """Write one token per row (long `[B]`), `offsets` columns after the row's length."""
         self.ids.scatter_(1, (self.lengths.device + offsets)[:, None], tokens[:, None])
 
+    def write_block(self, tokens: torch.Tensor) -> None:
+        """Write several tokens per row (long `[B, N]`) after the row's length."""
+        self.ids.scatter_(1, self.lengths.device[:, None] + self._columns[: tokens.shape[1]], tokens)
+
     def last(self, count: int) -> torch.Tensor:
         """Return the last `count` ids of every row, long `[B, count]`; ended rows may be shorter."""
         return self.ids.gather(1, (self.lengths.device - count).clamp_min(0)[:, None] + self._columns[:count])

@@ -13,7 +13,7 @@ from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifi
 from hf_diversed.generation.candidates import CandidateDrafter
 from hf_diversed.sampling import RandomSource
 from tests.generation import sources
-from tests.tiny import VOCAB_SIZE, Listener, ragged_batch, tiny_head, tiny_model, word_tokenizer
+from tests.tiny import EOS, VOCAB_SIZE, Listener, ragged_batch, tiny_head, tiny_model, word_tokenizer
 
 
 # With another tokenizer upstream stops at the target's EOS id, which is another token of the draft model.
@@ -372,6 +372,13 @@ def test_refusals(source, call, match, error):
     settings = {"inputs": prompt(), "max_new_tokens": 8, "do_sample": False, "verifier": "lossless"}
     with pytest.raises(error, match=match):
         target.generate(**settings | selects | call)
+
+
+def test_tokens_after_a_drafted_eos_are_not_checked():
+    """Catches an error for a token that is never emitted."""
+    generator = Wrong([EOS, 5], torch.cat([only(EOS), only(5)], dim=1))
+    out = decode((tiny_model("llama"), {"candidate_generator": generator}), bad_words_ids=[[5]])
+    assert out.stats.num_drafted == out.stats.draft_forwards  # one token per block
 
 
 def test_models_without_mtp_layers_are_refused():
