@@ -9,7 +9,7 @@ Batch size 1, eager. Each prompt is decoded with every method before the next on
 Ratios are of tokens per second of wall time on the same prompt: their median and quartiles. A method is `target`;
 `upstream`, transformers' assisted generation with its defaults; `upstream:5`, 5 draft tokens in every round; or a
 verifier with a constant length or a schedule, as `lossless:5` and `lenience:0.3:confidence`. Finished prompts are kept
-next to the output, so an interrupted run continues.
+next to the output, so an interrupted run continues, also with another `--num-prompts`.
 
 `--replay` decodes the prompts with blocks of 8 draft tokens, and computes from the acceptance probabilities the tokens
 per target-forward time of every constant length, and of stopping by confidence with the fit of one call and with a fit
@@ -99,20 +99,20 @@ def time_methods(
     methods += [f"{verifier}:{schedule}" for verifier in arguments.verifiers for schedule in schedules]
     names = ("target", "draft", "dtype", "temperature", "max_new_tokens", "threads", "packed", "seed")
     settings = [getattr(arguments, name) for name in names]
-    digest = data_digest([settings, methods, [ids.tolist() for ids in prompts]])
-    path = arguments.output.with_suffix(f".{task}-{digest}.jsonl")
-    turns = read_lines(path) if path.exists() else []
+    digests = [data_digest(ids.tolist()) for ids in prompts]
+    path = arguments.output.with_suffix(f".{task}-{data_digest([settings, methods])}.jsonl")
+    finished = {line.pop("prompt"): line for line in (read_lines(path) if path.exists() else [])}
+    turns = [finished[digest] for digest in digests[1:] if digest in finished]
     for method in methods if len(turns) < len(prompts) - 1 else ():
         decode(pair, prompts[0], method, arguments)
     with path.open("a") as file:
-        for turn in range(len(turns), len(prompts) - 1):
-            first = turn % len(methods)
-            calls = {
-                method: decode(pair, prompts[turn + 1], method, arguments)
-                for method in methods[first:] + methods[:first]
-            }
-            turns.append(calls)
-            print(json.dumps(calls), file=file, flush=True)
+        for ids, digest in list(zip(prompts, digests))[1:]:
+            if digest in finished:
+                continue
+            first = len(turns) % len(methods)
+            rotated = methods[first:] + methods[:first]
+            turns.append({method: decode(pair, ids, method, arguments) for method in rotated})
+            print(json.dumps({"prompt": digest} | turns[-1]), file=file, flush=True)
     yield from (summary(turns, method) for method in methods)
 
 
