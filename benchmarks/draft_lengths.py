@@ -8,8 +8,9 @@
 Batch size 1, eager. Each prompt is decoded with every method before the next one; the method that runs first rotates.
 Ratios are of tokens per second of wall time on the same prompt: their median and quartiles. A method is `target`;
 `upstream`, transformers' assisted generation with its defaults; `upstream:5`, 5 draft tokens in every round; or a
-verifier with a constant length or a schedule, as `lossless:5` and `lenience:0.3:confidence`. Finished prompts are kept
-next to the output, so an interrupted run continues, also with another `--num-prompts`.
+verifier with a constant length or a schedule, as `lossless:5` and `lenience:0.3:confidence`. `lossless:copies` copies
+up to 10 draft tokens where the last n-gram occurred before, and drafts by confidence elsewhere. Finished prompts are
+kept next to the output, so an interrupted run continues, also with another `--num-prompts`.
 
 `--replay` decodes the prompts with blocks of 8 draft tokens, and computes from the acceptance probabilities the tokens
 per target-forward time of every constant length, and of stopping by confidence with the fit of one call and with a fit
@@ -47,6 +48,7 @@ from hf_diversed.verifiers import build_verifier
 EMBEDDED = ("math", "summary", "code")
 TARGET, UPSTREAM = "target", "upstream"
 SCHEDULES = ("confidence", "adaptive")
+COPIES, COPIED = "copies", 10
 WIDTH = 8  # draft tokens of a recorded block
 
 
@@ -127,6 +129,8 @@ def decode(pair: Pair, ids: torch.Tensor, method: str, arguments: argparse.Names
         lengths = {"num_assistant_tokens": int(schedule), "num_assistant_tokens_schedule": "constant"}
     elif schedule in SCHEDULES:
         lengths = {"num_assistant_tokens_schedule": schedule}
+    elif schedule == COPIES:
+        lengths = {"num_assistant_tokens_schedule": "confidence", "prompt_lookup_num_tokens": COPIED}
     if verifier == UPSTREAM:  # reads the lengths from the draft model
         lengths["assistant_confidence_threshold"] = 0.0
         settings["assistant_model"] = with_generation_config(pair.draft, lengths)
@@ -268,8 +272,8 @@ def _arguments() -> argparse.Namespace:
     add("--data", default={}, type=_files, help="Tasks and their JSON Lines files: gsm8k=FILE,mbpp=FILE.")
     add("--output", required=True, type=Path)
     add("--verifiers", default=["lossless", "lenience:0.3"], type=lambda text: text.split(","))
-    add("--constant", default=[2, 3, 5, 8], type=_numbers(int), help="Constant lengths.")
-    add("--schedules", default=SCHEDULES, type=lambda text: text.split(","), help="Schedules that are timed.")
+    add("--constant", default=[2, 3, 5, 8], type=_numbers(int), help="Constant lengths; '' for none.")
+    add("--schedules", default=SCHEDULES, type=lambda text: text.split(","), help="Timed schedules, and copies.")
     add("--replay", action="store_true", help="Replay rules on recorded rounds instead of timing them.")
     add("--costs", default=[0.15, 0.3, 0.43], type=_numbers(float), help="Costs of a draft token that are replayed.")
     add("--num-prompts", default=12, type=int)
@@ -283,7 +287,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _numbers(kind: type) -> Any:
-    return lambda text: [kind(part) for part in text.split(",")]
+    return lambda text: [kind(part) for part in text.split(",") if part]
 
 
 def _files(text: str) -> dict[str, str]:
