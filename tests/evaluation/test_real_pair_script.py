@@ -13,9 +13,11 @@ import torch
 
 from benchmarks import real_pair
 from hf_diversed import load_demo_pair
+from hf_diversed.cli.models import load_pair
 from hf_diversed.evaluation import read_results
 from hf_diversed.formatting import LOSSLESS, PLAIN
 from hf_diversed.generation.ragged_model import RaggedModel
+from hf_diversed.tasks import PromptedTask, get_task
 from tests.tiny import first_layers
 
 
@@ -124,7 +126,9 @@ def test_categories_and_second_turns(run, tmp_path):
     folder = tmp_path / "out" / "specbench" / "part-0"
     first, second = (read_results(folder / f"math-turn-{turn}") for turn in (1, 2))
     data = {"specbench": tmp_path / "specbench"}
-    arguments = SimpleNamespace(output=tmp_path / "out", temperature=1, chat=True, num_examples=2, data=data)
+    arguments = SimpleNamespace(
+        output=tmp_path / "out", temperature=1, top_k=0, top_p=1.0, chat=True, num_examples=2, data=data
+    )
     sets = {path.name: records for path, records in real_pair.prompt_sets("specbench", 0, arguments)}
     (entry,) = (entry for (method, _, _), entry in first.entries.items() if method == PLAIN)
     answers = [text for _, text in sorted(zip(entry["rows"]["prompt"], entry["rows"]["text"]))]
@@ -177,6 +181,31 @@ def test_packed_layers_compute_the_same():
         torch.testing.assert_close(layer(states), expected)
         compiled = torch.compile(lambda given: layer(given), fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(compiled(states), expected)
+
+
+def test_the_target_is_decoded_without_draft_tokens(run, tmp_path):
+    """Catches draft tokens in `target`, and completions that differ from those of transformers."""
+    run("--methods", PLAIN, "--temperature", "0", name="gsm8k-t0")
+    (rows,) = (entry["rows"] for entry in read_results(tmp_path / "out" / "gsm8k-t0" / "part-0").entries.values())
+    assert rows["num_rounds"] == rows["tokens"]
+    pair = load_pair(str(tmp_path / "target"), str(tmp_path / "draft"), "cpu", chat=True, dtype="float32")
+    records = real_pair.chosen_records("gsm8k", tmp_path / "gsm8k")[:2]
+    task = PromptedTask(get_task("gsm8k"), pair.tokenizer, chat=True)
+    expected = {}
+    for index, record in enumerate(records):
+        inputs = pair.tokenizer(task.prompt(record), return_tensors="pt", add_special_tokens=False)
+        ids = pair.target.generate(**inputs, do_sample=False, max_new_tokens=6)[0, inputs["input_ids"].shape[1] :]
+        expected[index] = pair.tokenizer.decode(ids, skip_special_tokens=True)
+    assert dict(zip(rows["prompt"], rows["text"])) == expected
+
+
+def test_truncated_samples_have_their_own_file(run):
+    """Catches truncation that does not reach the samples, and results of two settings in one file."""
+    report = run("--methods", f"{PLAIN},{LOSSLESS}", "--temperature", "0.7", "--top-k", "1", name="gsm8k-t0.7-k1")
+    greedy = run("--methods", f"{PLAIN},{LOSSLESS}", "--temperature", "0", name="gsm8k-t0")
+    assert report["records"][0]["top_k"] == 1
+    for sampled, best in zip(report["records"], greedy["records"]):
+        assert sampled["acceptance_rate"] == best["acceptance_rate"]
 
 
 def test_plain_prompts(run):
