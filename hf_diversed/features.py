@@ -7,13 +7,13 @@ import torch.nn.functional as F
 
 
 NUM_DISTRIBUTION_FEATURES = 8
-TARGET_ENTROPY, TOTAL_VARIATION = 0, 4  # indices of these features
+TARGET_ENTROPY, TOTAL_VARIATION, KL_DIVERGENCE = 0, 4, 5  # indices of these features
 _IMPLAUSIBLE = 0.01
 _LEAST_MASS = 1e-3
 _MAX_LOG_RATIO = 20.0
 
 NUM_TOKEN_FEATURES = 5
-LOG_RATIO = 0  # index of this feature
+LOG_RATIO, LOG_BELOW_TOP = 0, 1  # indices of these features
 NUM_LOOKAHEAD_FEATURES = 4
 _LEAST_LOG = -10.0
 _LAST_RANK = 127

@@ -33,9 +33,9 @@ _TEXT = """
 backend baseline batch_sizes choices choose config data data_file device divergence draft draft_config dtype engine
 eval_data_file eval_split eval_strategy evaluation features folder format frontier head head_features head_type heads
 labels lora_target_modules lr_scheduler_type markdown method methods metric_for_best_model mode model objective optim
-others output output_dir regimes report report_to resume_from_checkpoint reward_funcs save_strategy set shots_file
-split study target target_config task tasks text verifier attn_implementation experts_implementation revision
-torch_dtype
+others output output_dir regimes report report_to resume_from_checkpoint reward_funcs save_strategy schedules set
+shots_file split study target target_config task tasks text verifier verifiers attn_implementation
+experts_implementation revision torch_dtype
 """
 _RECORDED = frozenset(_TEXT.split())
 _PLAIN = re.compile(r"[+-]?[\d.][\d.,e+-]*|true|false|none", re.IGNORECASE)

@@ -5,6 +5,7 @@ from hf_diversed.cli.models import load_pair
 from hf_diversed.cli.options import LabelOptions
 from hf_diversed.cli.terminal import console, notes
 from hf_diversed.harness.sampling import Sampling
+from hf_diversed.tasks import CodeTask
 from hf_diversed.tasks.prompted import prompt_rows
 from hf_diversed.training.labels import LabelSettings, make_labels
 
@@ -14,6 +15,8 @@ def label(options: LabelOptions) -> None:
     kept, where the target continues both texts."""
     preparing.check_output("--output", options.output)
     task = preparing.load_task(options)
+    if options.agreement and not isinstance(task, CodeTask):  # code is compared by its tests
+        task.columns = task.columns[: None if options.shots else 1]  # solved examples need references
     records = preparing.read_records(task, options.split, options.num_examples, options.seed, options.data_file)
     rows = prompt_rows(task, records, pool=records, shots=options.shots, chat=options.chat)
     pair = load_pair(options.target, options.draft, options.device, options.chat, options.dtype)
@@ -24,7 +27,9 @@ def label(options: LabelOptions) -> None:
         batch_size=options.batch_size,
         stop_strings=() if options.chat else tuple(task.stop_strings),
     )
-    settings = LabelSettings(options.rejections, options.continuations, options.lookahead, options.seed)
+    settings = LabelSettings(
+        options.rejections, options.continuations, options.lookahead, options.seed, options.agreement
+    )
     if options.overwrite:
         options.output.unlink(missing_ok=True)
     prompts = [row["prompt"] for row in rows]

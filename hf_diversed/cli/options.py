@@ -232,6 +232,7 @@ class LabelOptions(ScoringOptions, DeviceOptions):
     rejections: int = option("Largest number of labels per completion.", 3)
     continuations: int = option("Continuations of each branch of a rejection.", 4)
     lookahead: int = option("Number of later draft tokens whose features are recorded, 0 to 16.", 4)
+    agreement: bool = option("Compare with the target's greedy answer instead of a reference (code: by tests).", False)
     split: str = option("Split of the task.", "train")
     seed: int = option("Seed of prompts and sampling.", 0)
     temperature: float = option("Sampling temperature; 0 decodes greedily.", 1.0)

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from hf_diversed.harness.prompts import render
+from hf_diversed.tasks.rouge import rouge2
 
 
 Record = Mapping[str, Any]
@@ -30,8 +31,8 @@ class Task:
         metric: name of the score in tables: "accuracy", "rouge2", "bleu" or "pass@1".
         source: the dataset on the Hub; None for an embedded task, whose records are packaged.
         splits: the existing splits.
-        columns: columns that a record must have. `"a|b"` means either of the two, `"a.b"` the entry `b` of the mapping
-            in column `a`.
+        columns: columns that a record must have, the prompt's text first. `"a|b"` means either of the two, `"a.b"` the
+            entry `b` of the mapping in column `a`.
         score_columns: columns that `score` reads.
         max_new_tokens: a length that almost all references fit in.
         stop_strings: strings at which a completion of a plain prompt ends; `score` cuts there, and a decoder may stop
@@ -66,6 +67,18 @@ class Task:
         """Return one score per completion; completion `i` answers record `i`."""
         check_lengths(completions, records)
         return [self.score(completion, record) for completion, record in zip(completions, records)]
+
+    def agreement(self, completion: str, answer: str) -> float:
+        """Return how well two answers to the same prompt agree, in [0, 1]: ROUGE-2, or 1 if they are equal."""
+        completion, answer = self.trim(completion), self.trim(answer)
+        return 1.0 if completion == answer else rouge2(completion, answer)
+
+    def agreement_batch(
+        self, completions: Sequence[str], answers: Sequence[str], records: Sequence[Record]
+    ) -> list[float]:
+        """Return the agreement of each completion with another answer to its record."""
+        check_lengths(completions, records)
+        return [self.agreement(completion, answer) for completion, answer in zip(completions, answers)]
 
     def few_shot_prompt(self, record: Record, shots: Sequence[Record] = ()) -> str:
         """Return the plain prompt after solved records, separated by blank lines."""

@@ -11,7 +11,7 @@ from typing import Any
 from hf_diversed.tasks.base import Record, Task
 from hf_diversed.tasks.code import extract_code
 from hf_diversed.tasks.execution import CodeTask, joined_tests
-from hf_diversed.tasks.summaries import rouge2
+from hf_diversed.tasks.rouge import rouge2
 
 
 RECORDS = Path(__file__).parent / "records"
@@ -61,8 +61,15 @@ class Math(EmbeddedTask):
 
     def score(self, completion: str, record: Record) -> float:
         """Return 1.0 if the completion ends in `The answer is N.` with the right number, else 0.0."""
+        return float(self._number(completion) == record["answer"])
+
+    def agreement(self, completion: str, answer: str) -> float:
+        """Return 1.0 if both have the same number, or none, else 0.0."""
+        return float(self._number(completion) == self._number(answer))
+
+    def _number(self, completion: str) -> str | None:
         match = _ANSWER.search(self.trim(completion))
-        return float(match is not None and match[1] == record["answer"])
+        return None if match is None else match[1]
 
 
 class Summary(EmbeddedTask):

@@ -3,7 +3,7 @@
 import random
 
 from hf_diversed.tasks.base import HubSource, Record, Task, lookup
-from hf_diversed.tasks.summaries import rouge2
+from hf_diversed.tasks.rouge import rouge2
 
 
 SHARE = 0.05  # of the words

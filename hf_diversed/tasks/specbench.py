@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hf_diversed.tasks.base import Record, Task
 from hf_diversed.tasks.gsm8k import Gsm8k
-from hf_diversed.tasks.summaries import rouge2
+from hf_diversed.tasks.rouge import rouge2
 from hf_diversed.tasks.wmt import Wmt
 
 
@@ -20,7 +20,7 @@ class SpecBench(Task):
     name = "specbench"
     metric = "reference score"
     splits = ("test",)
-    columns = ("category", "turns")
+    columns = ("turns", "category")
     score_columns = ("category",)
     max_new_tokens = 512
     stop_strings = ("\nUser:",)

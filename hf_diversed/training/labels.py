@@ -2,9 +2,11 @@
 
 Completions are drawn by lossless speculative decoding. At some of its rejections, the text with the rejected draft
 token (*kept*) and the text with the residual token (*replaced*) are each continued several times by the target and
-scored. At temperature 0, the continuation of the replaced branch is the completion itself. The label is the mean score
-of the replaced branch minus that of the kept branch: the first-order cost of keeping the token, since the rest of the
-text follows the target. Interactions between kept tokens are not included.
+scored. The branches share the completion's keys and values. A score compares with the record's reference, or with the
+completion itself (`LabelSettings.agreement`). At temperature 0, the continuation of the replaced branch is the
+completion itself. The label is the mean score of the replaced branch minus that of the kept branch: the first-order
+cost of keeping the token, since the rest of the text follows the target. Interactions between kept tokens are not
+included.
 
 Each draft token x is rejected with probability max(0, 1 - p/q), so x has the distribution max(q - p, 0) / TV(p, q):
 these are the tokens on which a relaxed verifier and the lossless one differ. The mean of the labels is therefore the
@@ -22,24 +24,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from transformers import DynamicCache
 
+from hf_diversed import _compat, model_facts
 from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.files import append_lines, drop_torn_line, read_lines
-from hf_diversed.formatting import LOSSLESS, duration
+from hf_diversed.formatting import PLAIN, duration
 from hf_diversed.harness.decode import Decoder, notify, with_progress
 from hf_diversed.harness.methods import Method
 from hf_diversed.harness.pair import Pair
-from hf_diversed.harness.prompts import Prompt, encode, plan_batches
+from hf_diversed.harness.prompts import Prompt, encode
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import SOURCES
 from hf_diversed.provenance import data_digest, model_digest, provenance
 from hf_diversed.tasks import Record, Task
-from hf_diversed.verifiers import DiversedVerifier, LosslessVerifier
+from hf_diversed.verifiers import DiversedVerifier
 from hf_diversed.verifiers.mixture import Weights
 
 
 BRANCHES = ("kept", "replaced")
+AGREEMENT = "agreement"  # metric of labels without references
 INPUTS = ("features", "token", "lookahead", "target_after")
 _DRAFTED = "drafted"
 
@@ -53,12 +59,15 @@ class LabelSettings:
         continuations: number of continuations of each branch; one is enough at temperature 0.
         lookahead: number of later draft tokens whose features are recorded.
         seed: seed of all random numbers.
+        agreement: compare branches with the target's greedy completion, see `Task.agreement`, instead of with the
+            reference. The temperature must be 0.
     """
 
     rejections: int = 3
     continuations: int = 4
     lookahead: int = 4
     seed: int = 0
+    agreement: bool = False
 
     def __post_init__(self) -> None:
         for name, low in (("rejections", 1), ("continuations", 1), ("lookahead", 0)):
@@ -166,12 +175,16 @@ class LabelRun:
     """Completes prompts, chooses rejections, continues both branches of each, and scores them."""
 
     def __init__(self, pair: Pair, task: Task, sampling: Sampling, settings: LabelSettings):
+        if settings.agreement and sampling.temperature > 0:
+            raise ValueError(
+                f"agreement requires temperature 0, where the target's answer is fixed, got {sampling.temperature:g}."
+            )
         self.pair, self.task, self.sampling, self.settings = pair, task, sampling, settings
         self.decoder = Decoder(pair, sampling)
         kind = {"features": "distribution", "token_features": True, "lookahead": settings.lookahead}
         config = DiversedHeadConfig.for_pair(pair.target, pair.draft, **kind, target_after=pair.draft is not None)
         self.recorder = Method("labels", LabelVerifier(DiversedHead(config)))
-        self.lossless = Method(LOSSLESS, LosslessVerifier())
+        self.target_alone = Method(PLAIN)
         self.estimated = False
 
     def describe(self) -> dict[str, Any]:
@@ -181,7 +194,7 @@ class LabelRun:
         config = self.recorder.verifier.head.config  # type: ignore[union-attr]
         return {
             "task": self.task.name,
-            "metric": self.task.metric,
+            "metric": AGREEMENT if self.settings.agreement else self.task.metric,
             **asdict(self.settings),
             "sampling": sampling,
             "target_hidden_size": config.target_hidden_size,
@@ -216,7 +229,9 @@ class LabelRun:
             notify(
                 f"About {duration(spent + about)} per part of {len(rows)} prompts, from the speed of the first one."
             )
-        flat = torch.tensor(self._continued(texts, owners, prompts, records, seed + 1), dtype=torch.float64)
+        texts = self._continued(texts, owners, prompts, completions, seed + 1)
+        scores = self._scores(texts, owners, completions, records)
+        flat = torch.tensor(scores, dtype=torch.float64)
         for label, values in zip(chosen, flat.view(len(chosen), 2, copies).tolist()):
             label["prompt"] = rows[label.pop("row")]
             label |= dict(zip(BRANCHES, values))
@@ -243,30 +258,69 @@ class LabelRun:
         texts: list[list[int]],
         owners: list[int],
         prompts: list[list[int]],
-        records: list[Record],
+        completions: list[list[int]],
         seed: int,
-    ) -> list[float]:
-        """Return the score of one continuation of each text; `owners` are the indices of their prompts."""
-        longest = self.sampling.max_new_tokens
-        unfinished = [index for index, ids in enumerate(texts) if not self._ended(ids)]
-        starts = [prompts[owners[index]] + texts[index] for index in unfinished]
+    ) -> list[list[int]]:
+        """Return one continuation of each text, including it; `owners` are the indices of their prompts."""
+        longest, size = self.sampling.max_new_tokens, self.sampling.batch_size
         texts = list(texts)
-        for part, order in enumerate(plan_batches([len(start) for start in starts], self.sampling.batch_size)):
-            remaining = max(longest - len(texts[unfinished[place]]) for place in order)
-            drawn = self.decoder(
-                self.lossless, [starts[place] for place in order], seed + part, max_new_tokens=remaining
-            )
-            for place, ids in zip(order, drawn.tokens):
-                index = unfinished[place]
+        unfinished = [index for index, ids in enumerate(texts) if not self._ended(ids)]
+        shares_cache = not model_facts.recurrent_states(self.pair.target)
+        for part in range(0, len(unfinished), size):
+            chosen = unfinished[part : part + size]  # branches of few completions, as they are ordered by owner
+            starts = [prompts[owners[index]] + texts[index] for index in chosen]
+            kwargs: dict[str, Any] = {"max_new_tokens": max(longest - len(texts[index]) for index in chosen)}
+            if shares_cache:
+                whole = {row: self._key_values(prompts[row] + completions[row]) for row in {owners[i] for i in chosen}}
+                kwargs[_compat.CACHE_ARGUMENT] = joined_cache(
+                    [whole[owners[i]] for i in chosen], list(map(len, starts))
+                )
+            drawn = self.decoder(self.target_alone, starts, seed + part, **kwargs)
+            for index, ids in zip(chosen, drawn.tokens):
                 texts[index] = (texts[index] + ids)[:longest]
-        answers = [cut(self.decoder.text(ids), self.decoder.stop_strings) for ids in texts]
-        return self.task.score_batch(answers, [records[owner] for owner in owners])
+        return texts
+
+    @torch.no_grad()
+    def _key_values(self, ids: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the target's keys and values of a text, `[1, H, S, D]` per layer."""
+        cache, target = DynamicCache(), self.pair.target
+        few_logits = {} if model_facts.logits_to_keep(target) == "all" else {"logits_to_keep": 1}
+        target(torch.tensor([ids], device=target.device), **{_compat.CACHE_ARGUMENT: cache}, **few_logits)
+        return [(layer.keys, layer.values) for layer in cache.layers]
+
+    def _scores(
+        self, texts: list[list[int]], owners: list[int], completions: list[list[int]], records: list[Record]
+    ) -> list[float]:
+        answers = [self._text(ids) for ids in texts]
+        own_records = [records[owner] for owner in owners]
+        if not self.settings.agreement:
+            return self.task.score_batch(answers, own_records)
+        return self.task.agreement_batch(answers, [self._text(completions[owner]) for owner in owners], own_records)
+
+    def _text(self, ids: list[int]) -> str:
+        return cut(self.decoder.text(ids), self.decoder.stop_strings)
 
     def _ended(self, ids: list[int]) -> bool:
         if ids[-1] in self.decoder.eos_ids or len(ids) >= self.sampling.max_new_tokens:
             return True
         text = self.decoder.text(ids) if self.decoder.stop_strings else ""
         return any(stop in text for stop in self.decoder.stop_strings)
+
+
+def joined_cache(states: Sequence[list[tuple[torch.Tensor, torch.Tensor]]], lengths: Sequence[int]) -> DynamicCache:
+    """Return a left-padded cache of the first `lengths[b] - 1` positions of each row's keys and values.
+
+    The last token of each text is left for the forward pass that continues it.
+    """
+    cache, width = DynamicCache(), max(lengths) - 1
+
+    def rows(layer: int, part: int) -> torch.Tensor:
+        prefixes = [row[layer][part][:, :, : length - 1] for row, length in zip(states, lengths)]
+        return torch.cat([F.pad(prefix, (0, 0, width - prefix.shape[2], 0)) for prefix in prefixes])
+
+    for layer in range(len(states[0])):
+        cache.update(rows(layer, 0), rows(layer, 1), layer)
+    return cache
 
 
 def cut(text: str, stop_strings: Sequence[str]) -> str:

@@ -53,11 +53,18 @@ def test_a_run_continues_and_replays(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", short)
     draft_lengths.main()
     first = json.loads(output.read_text())["records"]
-    methods = {"upstream:2", "lossless:2", "lenience:0.3:confidence", "lossless:adaptive", "lossless:copies"}
+    methods = {"target", "upstream", "upstream:2", "lossless:2"}
+    methods |= {"lenience:0.3:confidence", "lossless:adaptive", "lossless:copies"}
     assert methods <= {record["method"] for record in first}
     monkeypatch.setattr(draft_lengths, "decode", lambda *_: pytest.fail("the prompt has been decoded"))
     draft_lengths.main()
     assert json.loads(output.read_text())["records"] == first
+    decoded: list[str] = []
+    record = {"tokens": 1, "seconds": 1.0, "rounds": 1, "drafted": 1, "accepted": 1}
+    monkeypatch.setattr(draft_lengths, "decode", lambda pair, ids, method, _: decoded.append(method) or record)
+    monkeypatch.setattr(sys, "argv", [*short, "--num-prompts", "2"])
+    draft_lengths.main()
+    assert decoded.count("target") == 2  # for warming up, and the second prompt
     monkeypatch.setattr(sys, "argv", [*short, "--replay", "--max-new-tokens", "40"])
     draft_lengths.main()
     replayed = json.loads(output.read_text())["records"]

@@ -10,6 +10,7 @@ import torch
 from hf_diversed import DiversedHead, DiversedVerifier
 from hf_diversed.cli.training import call
 from hf_diversed.provenance import module_digest
+from hf_diversed.tasks import get_task, load_records
 from hf_diversed.training.counterfactual import FitSettings, fit_head
 from hf_diversed.training.labels import Labels, load_labels
 from tests.commands import succeed
@@ -162,6 +163,22 @@ def test_commands_label_and_train(tmp_path):
     options += ["--max-new-tokens", "12", "--temperature", "1", "--lookahead", "2", "--device", "cpu"]
     succeed("label", "--task", "summary", "--output", labels, *options)
     assert load_labels(Path(labels)).settings["rejections"] == 2
+    prompts = tmp_path / "prompts.jsonl"
+    records = load_records(get_task("summary"), "train", 3)
+    prompts.write_text("".join(json.dumps({"prompt": record["prompt"]}) + "\n" for record in records))
+    alone = str(tmp_path / "alone.jsonl")
+    without_references = [
+        "--agreement",
+        "--data-file",
+        str(prompts),
+        "--output",
+        alone,
+        *options,
+        "--temperature",
+        "0",
+    ]
+    succeed("label", "--task", "summary", *without_references)
+    assert load_labels(Path(alone)).settings["metric"] == "agreement"
     command = ["--task", "summary", "--objective", "counterfactual", "--output-dir", str(folder)]
     call([*command, "--labels", labels, "--per-token-gained", "true"])
     head = DiversedHead.from_pretrained(folder)

@@ -6,11 +6,13 @@ import json
 import pytest
 import torch
 
+from hf_diversed import _compat
 from hf_diversed.features import distribution_features, drafted_token_features
 from hf_diversed.harness.pair import Pair
+from hf_diversed.harness.prompts import left_padded
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.tasks import Task
-from hf_diversed.training.labels import LabelRun, LabelSettings, cut, load_labels, make_labels
+from hf_diversed.training.labels import LabelRun, LabelSettings, cut, joined_cache, load_labels, make_labels
 from tests.training import runs
 
 
@@ -105,6 +107,44 @@ def test_branches_are_those_of_plain_greedy_decoding(pair, tmp_path):
         scores = runs.letters([pair.tokenizer.decode(ids, skip_special_tokens=True) for ids in (kept, plain)])
         assert [item["kept"], item["replaced"]] == [pytest.approx([score]) for score in scores]
         assert labels.cost[index] == pytest.approx(scores[1] - scores[0])
+
+
+def test_branches_share_a_cache(pair):
+    """Catches keys and values of another text or position, and padding that is read."""
+    run = LabelRun(pair, Letters(), sampling(), LabelSettings())
+    prompts = [list(ids) for ids in pair.tokenizer(PROMPTS)["input_ids"]]
+    chosen, completions = run.rejections(prompts, seed=0)
+    lengths = [len(prompts[one["row"]]) + one["position"] + 1 for one in chosen]
+    assert len(set(lengths)) > 2
+    cache = joined_cache([run._key_values(prompts[one["row"]] + completions[one["row"]]) for one in chosen], lengths)
+    texts = [(prompts[one["row"]] + completions[one["row"]])[:length] for one, length in zip(chosen, lengths)]
+    inputs = left_padded(texts, pair.tokenizer.pad_token_id, "cpu")
+    settings = {"max_new_tokens": 4, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    plain = pair.target.generate(**inputs, **settings)
+    shared = pair.target.generate(**inputs, **settings, **{_compat.CACHE_ARGUMENT: cache})
+    assert torch.equal(plain.sequences, shared.sequences)
+    for expected, logits in zip(plain.logits, shared.logits):
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_agreement_needs_no_reference(pair, tmp_path):
+    """Catches branches that are compared with the reference, or with another prompt's completion."""
+
+    class Agreeing(Letters):
+        def score_batch(self, completions, records):
+            raise AssertionError("there is no reference")
+
+        def agreement_batch(self, completions, answers, records):
+            compared.extend(zip(completions, answers))
+            return [float(completion == answer) for completion, answer in zip(completions, answers)]
+
+    compared: list[tuple[str, str]] = []
+    settings = LabelSettings(continuations=1, agreement=True)
+    labels = label(pair, tmp_path / "labels.jsonl", Agreeing(), settings, temperature=0.0)
+    assert labels.settings["metric"] == "agreement"
+    assert (labels.scores[:, 1] == 1.0).all()  # at temperature 0, the replaced branch is the completion
+    assert len(compared) == 2 * len(labels.cost)
+    assert 0.0 < labels.cost.mean() <= 1.0
 
 
 def test_an_interrupted_run_continues(pair, tmp_path):

@@ -10,6 +10,7 @@ from tools.tables.parts import (
     by_task,
     every,
     methods,
+    number,
     p_value,
     points,
     quality,
@@ -144,6 +145,13 @@ def costs() -> dict[str, Table]:
         Row(f"GSM8K, Qwen2.5-Coder: {order}", order, "held-out-costs-gsm8k", "orders")
         for order in ("same inputs", every_input)
     ]
+    found["agreement"] = Table(
+        "ranked by",
+        every("agreement"),
+        [Column("AUC", "auc", number)],
+        "Embedded pair, math, temperature 0; rejected draft tokens of {n} prompts; 95% intervals of a bootstrap over "
+        "prompts. Measured by {command}.",
+    )
     found["orders"] = Table(
         "head",
         orders,

@@ -69,6 +69,13 @@ def pair() -> dict[str, Table]:
             by_task(*((task, f"verifiers-{task}-t0", task, metric) for task, metric in names.items())),
             "Embedded pair, {n} held-out prompts, 5 draft tokens per round; 95% intervals clustered by prompt.",
         ),
+        "phases": Table(
+            "temperature 1",
+            every("phases-math"),
+            [ACCEPTED, quality("accuracy"), DROP],
+            "Embedded pair, math, {n} held-out prompts, 5 draft tokens per round; 95% intervals clustered by prompt. "
+            "Measured by {command}.",
+        ),
         "transfer": Table(
             "trained on",
             methods("transfer", *TASKS),

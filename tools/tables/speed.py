@@ -36,19 +36,26 @@ def speed() -> dict[str, Table]:
             "generation with its defaults. Measured by {command}.",
         ),
         "draft-lengths-qwen": Table(
-            "method",
+            "task, method",
             [
-                Row(f"`{method}`", method, "draft-lengths-qwen", "gsm8k")
+                Row(f"{title}, `{method}`", method, study)
+                for title, study in (("MBPP", "draft-lengths-qwen-mbpp"), ("GSM8K", "draft-lengths-qwen"))
                 for method in (
-                    *("upstream:3", "upstream:5", "lossless:3", "lossless:5", "lossless:confidence"),
-                    *("lossless:adaptive", "lenience:0.3:3", "lenience:0.3:5", "lenience:0.3:confidence"),
-                    "lenience:0.3:adaptive",
+                    *("upstream", "upstream:3", "upstream:5", "lossless:3", "lossless:5", "lossless:confidence"),
+                    *("lenience:0.3:3", "lenience:0.3:5", "lenience:0.3:confidence"),
                 )
             ],
             LENGTH_COLUMNS,
-            "Qwen2.5-Coder 1.5B and 0.5B in float32 (oneDNN-packed weights), GSM8K, at most 48 new tokens; tokens per "
-            "second of wall time, eager engine, batch size 1, two threads of a CPU without bfloat16 instructions; {n} "
-            "prompts, median (quartiles) of paired ratios. Constant lengths: 3, 5. Measured by {command}.",
+            "Qwen2.5-Coder 1.5B and 0.5B in float32 (oneDNN-packed weights), at most 48 new tokens; tokens per second "
+            "of wall time with the prefill, eager engine, batch size 1, two threads of a CPU without bfloat16 "
+            "instructions; {n} prompts (GSM8K, MBPP), median (quartiles) of paired ratios. Constant lengths: 3, 5. "
+            "Measured by {command}, with another `--data` for GSM8K.",
+        ),
+        "copies": Table(
+            "method",
+            every("copies"),
+            LENGTH_COLUMNS,
+            "",
         ),
         "draft-lengths-replay": Table(
             "task, method",
