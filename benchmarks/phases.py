@@ -1,10 +1,10 @@
-"""Relax one part of an answer, with `PhaseVerifier`: the worked steps or the final number.
+"""Relax one part of an answer, with `PhaseVerifier`.
 
     python -m benchmarks.phases --output results/phases-math.json
 
-The embedded pair answers word problems with worked steps and "The answer is N."; the steps stand in for the thinking
-phase of a reasoning model. A fixed weight relaxes the whole answer, only the steps, or only what follows "answer"; the
-rest is verified losslessly.
+The embedded pair has no thinking part. Its worked answers write most computations between ":" and ".", as in "we sum
+14 and 6: 14+6=20 dollars." A fixed weight relaxes the whole answer, only these parts, or only the text outside of
+them; the rest is verified losslessly.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from hf_diversed.tasks import get_task, load_records
 
 
 WEIGHTS = (0.3, 0.1)
-STEPS_BEGIN, STEPS_END = ":", "Ġanswer"  # of "Answer:" in the prompt, and of "The answer is"
+BEGIN, END = ":", "."
 
 
 def main() -> None:
@@ -31,12 +31,12 @@ def main() -> None:
     torch.set_num_threads(1)
     pair, task = load_demo_pair(), get_task("math")
     vocabulary = pair.tokenizer.get_vocab()
-    steps = {"begin": vocabulary[STEPS_BEGIN], "end": vocabulary[STEPS_END]}
+    marks = {"begin": vocabulary[BEGIN], "end": vocabulary[END]}
     methods = ["target", "lossless", *(f"static:{weight}" for weight in WEIGHTS), "lenience:0.05"]
     for weight in WEIGHTS:
         relaxed, strict = StaticEnsembleVerifier(weight), LosslessVerifier()
-        methods.append((f"static:{weight} in the steps", PhaseVerifier(relaxed, strict, **steps)))
-        methods.append((f"static:{weight} after the steps", PhaseVerifier(strict, relaxed, **steps)))
+        methods.append((f"static:{weight} inside", PhaseVerifier(relaxed, strict, **marks)))
+        methods.append((f"static:{weight} outside", PhaseVerifier(strict, relaxed, **marks)))
     settings = EvaluationSettings(num_examples=options.num_examples, batch_size=128)
     records = evaluate(pair, task, load_records(task, "test"), methods, settings)
     write_json(options.output, {"records": records, "provenance": provenance(0)})

@@ -78,11 +78,12 @@ def summarize(results: Results, labels: Sequence[str] | None = None) -> list[dic
     """Return one record per method, ready for strict JSON; values that do not exist for a method are None.
 
     `*_ci` are two-sided 95% bounds from a bootstrap over prompts. `quality_drop` is the `reference` ("target", else
-    "lossless") minus the method on the same prompts; 95% of the time it lies below `quality_drop_upper`. Rates count
-    as in `SpeculativeStats`; `relaxed_share` is per generated token, `mean_bias`, `max_bias`, `mean_overshoot` and
-    `max_ratio` cover verified positions; `max_ratio` leaves out completions with an emitted token of p = 0. Times are
-    of batched calls, summed over processes. `peak_memory_bytes` is the maximum over calls, of kind `peak_memory_kind`
-    (see `PeakMemory`). `quality_wilson_ci` is given for single samples that are right or wrong.
+    "lossless") minus the method on the same prompts; 95% of the time it lies below `quality_drop_upper`.
+    `prompts_better` and `prompts_worse` are the numbers of prompts with a higher and a lower score than the reference.
+    Rates count as in `SpeculativeStats`; `relaxed_share` is per generated token, `mean_bias`, `max_bias`,
+    `mean_overshoot` and `max_ratio` cover verified positions; `max_ratio` leaves out completions with an emitted token
+    of p = 0. Times are of batched calls, summed over processes. `peak_memory_bytes` is the maximum over calls, of kind
+    `peak_memory_kind` (see `PeakMemory`). `quality_wilson_ci` is given for single samples that are right or wrong.
 
     `static_gain` is the quality minus that of the static curve at the same acceptance rate. The curve is piecewise
     linear through (acceptance rate, quality) of all methods with a constant weight, including lossless as weight 1;
@@ -132,12 +133,14 @@ def _quality(table: MethodTable, reference: MethodTable | None, bootstrap: Boots
     values = _with_bounds("quality", bootstrap.estimate_mean(quality, 0.0, 1.0))
     values |= {"quality_relaxed": table.mean_score(True), "quality_unrelaxed": table.mean_score(False)}
     if reference is None or reference is table:
-        nothing = {"quality_drop": None, "quality_drop_ci": None, "quality_drop_upper": None}
-        return values | {"reference": None} | nothing
+        nothing = ("quality_drop", "quality_drop_ci", "quality_drop_upper", "prompts_better", "prompts_worse")
+        return values | {"reference": None} | dict.fromkeys(nothing)
     better = bootstrap.ratio(reference.sums["score"], reference.sums["rows"])
     drop = bootstrap.estimate_mean(better - quality, -1.0, 1.0)
+    gains = table.sums["score"] - reference.sums["score"]
+    discordant = {"prompts_better": int((gains > 0).sum()), "prompts_worse": int((gains < 0).sum())}
     upper = {"quality_drop_upper": _number(drop.upper)}
-    return values | {"reference": reference.label} | _with_bounds("quality_drop", drop) | upper
+    return values | {"reference": reference.label} | _with_bounds("quality_drop", drop) | upper | discordant
 
 
 def _wilson(table: MethodTable) -> list[float] | None:

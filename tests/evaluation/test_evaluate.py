@@ -30,7 +30,7 @@ SPECULATIVE = {
 }
 RECORDED = {"mean_tv", "relaxed_share", "mean_overshoot", "max_ratio"}
 MIXING = {"mean_weight", "mean_bias", "max_bias"}
-REFERRED = {"quality_drop", "quality_drop_ci", "quality_drop_upper", "reference"}
+REFERRED = {"quality_drop", "quality_drop_ci", "quality_drop_upper", "reference", "prompts_better", "prompts_worse"}
 GAIN = {"static_gain", "static_gain_ci", "static_gain_lower", "static_gain_outside"}
 SPLIT = {"quality_relaxed", "quality_unrelaxed"}
 NOT_HERE = {"quality_wilson_ci", "split"}
@@ -99,6 +99,7 @@ def test_records_contain_the_calls_statistics(whole):
     records, folder = whole
     entries = read_results(folder).entries
     assert len(entries) == len(METHODS) * 2 * 2
+    totals: dict[str, list[float]] = {}
     for record in records:
         mine = [entry["rows"] for (method, _, _), entry in entries.items() if method == record["method"]]
         column = {name: [value for part in mine for value in part[name]] for name in mine[0]}
@@ -106,8 +107,13 @@ def test_records_contain_the_calls_statistics(whole):
         assert record["quality"] == pytest.approx(sum(column["score"]) / 10)
         assert record["mean_tokens"] == pytest.approx(sum(column["tokens"]) / 10)
         assert record["length_ratio"] == pytest.approx(record["mean_tokens"] / records[0]["mean_tokens"])
+        pairs = list(zip(column["prompt"], column["score"]))
+        totals[record["method"]] = [sum(score for index, score in pairs if index == prompt) for prompt in range(5)]
         if record["method"] == "target":
             continue
+        gains = [own - plain for own, plain in zip(totals[record["method"]], totals["target"])]
+        assert record["prompts_better"] == sum(gain > 0 for gain in gains)
+        assert record["prompts_worse"] == sum(gain < 0 for gain in gains)
         accepted, drafted = sum(column["num_accepted"]), sum(column["num_drafted"])
         assert record["acceptance_rate"] == pytest.approx(accepted / drafted)
         assert record["verified_acceptance_rate"] == pytest.approx(accepted / (accepted + sum(column["num_rejected"])))
