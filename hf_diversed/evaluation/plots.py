@@ -1,4 +1,4 @@
-"""Draw figures of evaluation results: quality and speed against acceptance, and acceptance by position.
+"""Draw figures of evaluation results: quality against acceptance.
 
 Needs matplotlib (`pip install "hf-diversed[plot]"`). A figure depends only on its records, not on the time, the user's
 matplotlibrc or pyplot.
@@ -14,12 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
 from hf_diversed.evaluation.curves import Curve, Record, parameter, to_curves
 from hf_diversed.evaluation.frontier import STATIC
-from hf_diversed.formatting import LOSSLESS
 from hf_diversed.method_names import DIVERSED, MethodName
 
 
@@ -55,8 +53,6 @@ _LOOK = {
     "savefig.dpi": 200,
     "svg.hashsalt": "hf_diversed",
 }
-_ACCEPTANCE = "acceptance rate, accepted / drafted (%)"
-_THIN = 0.8
 
 
 @contextmanager
@@ -69,68 +65,26 @@ def _look() -> Iterator[None]:
 @_look()
 def quality_acceptance(curve: Curve) -> Figure:
     """Quality against acceptance rate; lines between static points are those of `static_gain`, see `summarize`."""
-    figure, axes = _axes(_title(curve))
+    figure = Figure()
+    axes = figure.add_subplot()
+    axes.set_title(_title(curve))
     points = []
-    for name, style in _styles(curve):
+    for name, (colour, marker, line) in _styles(curve):
         records = curve.static if name == STATIC else curve.families[name]
         x, y = _percent(records, "acceptance_rate"), _percent(records, "quality")
         across, up = _distances(records, "acceptance_rate"), _distances(records, "quality")
-        axes.errorbar(x, y, up, across, fmt="none", ecolor=style[0], elinewidth=0.6, alpha=0.5, label="_")
-        _line(axes, x, y, style, _label(name))
-        points += _named(records, x, y, style[0])
+        axes.errorbar(x, y, up, across, fmt="none", ecolor=colour, elinewidth=0.6, alpha=0.5, label="_")
+        axes.plot(x, y, color=colour, marker=marker, linestyle=line, label=_label(name))
+        points += _named(records, x, y, colour)
     if curve.plain is not None:
         quality = 100 * curve.plain["quality"]
         if curve.plain["quality_ci"] is not None:
             low, high = curve.plain["quality_ci"]
             axes.axhspan(100 * low, 100 * high, color="0.92", zorder=0, linewidth=0)
-        axes.axhline(quality, color="black", linewidth=_THIN, linestyle=(0, (6, 3)), label="target alone")
-    axes.set_xlabel(_ACCEPTANCE)
+        axes.axhline(quality, color="black", linewidth=0.8, linestyle=(0, (6, 3)), label="target alone")
+    axes.set_xlabel("acceptance rate, accepted / drafted (%)")
     axes.set_ylabel(f"{_first(curve)['metric']} (%)")
     return _finish(figure, axes, points)
-
-
-@_look()
-def speed_acceptance(curve: Curve) -> Figure:
-    """Speed over that of the target alone, against acceptance rate. The curve must contain the target alone."""
-    assert curve.plain is not None
-    figure, axes = _axes(_title(curve, intervals=False))
-    points = []
-    for name, style in _styles(curve):
-        records = curve.static if name == STATIC else curve.families[name]
-        x = _percent(records, "acceptance_rate")
-        y = [curve.plain["seconds_per_sample"] / record["seconds_per_sample"] for record in records]
-        _line(axes, x, y, style, _label(name))
-        points += _named(records, x, y, style[0])
-    axes.axhline(1.0, color="black", linewidth=_THIN, linestyle=(0, (6, 3)), label="target alone")
-    axes.set_ylim(bottom=0.0)
-    axes.set_xlabel(_ACCEPTANCE)
-    axes.set_ylabel("speed / target alone")
-    return _finish(figure, axes, points)
-
-
-@_look()
-def acceptance_position(curve: Curve) -> Figure:
-    """Share of rounds that accept the draft token at each position: lossless, and each family's middle parameter."""
-    figure, axes = _axes(_title(curve, intervals=False))
-    for name, style in _styles(curve):
-        records = [record for record in curve.families[name] if record.get("accepted_per_position")]
-        lossless = [record for record in records if record["method"] == LOSSLESS]
-        relaxed = sorted((r for r in records if r not in lossless), key=lambda record: record["acceptance_rate"])
-        chosen = [(record, "lossless", ("#000000", "x", ":")) for record in lossless]
-        chosen += [(record, record["method"], style) for record in relaxed[len(relaxed) // 2 :][:1]]
-        for record, label, look in chosen:
-            shares = [100 * share for share in record["accepted_per_position"]]
-            _line(axes, range(1, len(shares) + 1), shares, look, label)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylim(0, 100)
-    axes.set_xlabel("position in the draft block")
-    axes.set_ylabel("rounds that accept up to this position (%)")
-    _legend(figure, axes)
-    return figure
-
-
-def _setting(curve: Curve) -> str:
-    return f"-{curve.task}-t{curve.temperature:g}-g{curve.num_assistant_tokens}"
 
 
 def check_format(path: Path) -> str:
@@ -160,7 +114,8 @@ def save_quality(records: Sequence[Record], path: Path) -> list[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     written = []
     for curve in curves:
-        file = path.with_stem(path.stem + _setting(curve)) if len(curves) > 1 else path
+        setting = f"{curve.task}-t{curve.temperature:g}-g{curve.num_assistant_tokens}"
+        file = path.with_stem(f"{path.stem}-{setting}") if len(curves) > 1 else path
         save(quality_acceptance(curve), file)
         written.append(file)
     return written
@@ -183,19 +138,13 @@ def save(figure: Figure, path: Path, made_of: str | None = None) -> None:
     figure.savefig(path, metadata=metadata)
 
 
-def _axes(title: str) -> tuple[Figure, Axes]:
-    figure = Figure()
-    axes = figure.add_subplot()
-    axes.set_title(title)
-    return figure, axes
-
-
-def _title(curve: Curve, intervals: bool = True) -> str:
+def _title(curve: Curve) -> str:
     first = _first(curve)
     samples = f" x {first['samples_per_prompt']} samples" if first["samples_per_prompt"] > 1 else ""
-    words = [f"{curve.task}, {first['n']} prompts{samples}", f"temperature {curve.temperature:g}"]
-    words += [f"{curve.num_assistant_tokens} draft tokens", *(["95% intervals"] if intervals else [])]
-    return ", ".join(words)
+    return (
+        f"{curve.task}, {first['n']} prompts{samples}, temperature {curve.temperature:g}, "
+        f"{curve.num_assistant_tokens} draft tokens, 95% intervals"
+    )
 
 
 def _first(curve: Curve) -> Record:
@@ -223,11 +172,6 @@ def _percent(records: Sequence[Record], name: str) -> list[float]:
     return [100 * record[name] for record in records]
 
 
-def _line(axes: Axes, x: Sequence[float], y: Sequence[float], style: tuple[str, str, str], label: str) -> None:
-    colour, marker, line = style
-    axes.plot(x, y, color=colour, marker=marker, linestyle=line, label=label)
-
-
 def _distances(records: Sequence[Record], name: str) -> list[list[float]]:
     """Return the distances of the 95% bounds below and above a figure, in percent; 0 for points without bounds."""
     bounds = [(record[name], *(record[f"{name}_ci"] or (record[name], record[name]))) for record in records]
@@ -241,8 +185,9 @@ def _named(records: Sequence[Record], x: Sequence[float], y: Sequence[float], co
 
 
 def _finish(figure: Figure, axes: Axes, points: Sequence[tuple]) -> Figure:
-    """Add the legend, and a label beside each point where it covers no point and no other label."""
-    _legend(figure, axes)
+    """Add the legend above the axes, and a label beside each point where it covers no point and no other label."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=3, columnspacing=1.2, handlelength=2.6)
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw_without_rendering()  # the layout determines where the points lie
     taken = []
@@ -261,9 +206,3 @@ def _finish(figure: Figure, axes: Axes, points: Sequence[tuple]) -> Figure:
                 break
             text.remove()
     return figure
-
-
-def _legend(figure: Figure, axes: Axes) -> None:
-    """Place the legend above the axes, where it covers no point."""
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=3, columnspacing=1.2, handlelength=2.6)

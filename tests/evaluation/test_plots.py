@@ -9,13 +9,7 @@ import matplotlib
 import pytest
 
 from hf_diversed.evaluation.curves import read_records, to_curves
-from hf_diversed.evaluation.plots import (
-    acceptance_position,
-    quality_acceptance,
-    save,
-    save_quality,
-    speed_acceptance,
-)
+from hf_diversed.evaluation.plots import quality_acceptance, save, save_quality
 from tests.evaluation.measured import record, sweep
 
 
@@ -53,27 +47,11 @@ def test_quality_against_acceptance(curve):
     assert "math, 100 prompts, temperature 1, 5 draft tokens" in axes.get_title(loc="left")
 
 
-def test_acceptance_by_position(curve):
-    """Catches positions counted from 0, and a lossless curve under the name of a static weight."""
-    shares = {"lossless": [0.6, 0.4], "static:0.7": [0.7, 0.5], "static:0.2": [0.9, 0.8], "lenience:0.5": [0.75, 0.6]}
-    rows = [row | {"accepted_per_position": shares.get(row["method"])} for row in sweep()]
-    found = lines(acceptance_position(to_curves(rows, "file")[0]))
-    lossless, static, lenience = ([[1, 60], [2, 40]], [[1, 90], [2, 80]], [[1, 75], [2, 60]])
-    assert found == {"lossless": lossless, "static:0.2": static, "lenience:0.5": lenience}
-
-
 def test_styles_differ_without_colour(curve):
     """Catches families that differ in colour only, and one family in two styles."""
     looks = [(line.get_marker(), line.get_color()) for line in quality_acceptance(curve).axes[0].lines]
     markers, colours = zip(*looks)
     assert len(set(markers)) == len(set(colours)) == len(looks)
-
-
-def test_speed_against_acceptance():
-    """Catches the inverse of the speedup, and the time of another method as the reference."""
-    rows = [record("target", None, 0.9, seconds_per_sample=0.3), record("diversed", 0.7, 0.8, seconds_per_sample=0.2)]
-    (curve,) = to_curves(rows, "small")
-    assert lines(speed_acceptance(curve))["DIVERSED (strictness)"] == [[70, 1.5]]
 
 
 def test_the_target_may_be_missing():
@@ -90,11 +68,11 @@ def test_labels_of_points_do_not_overlap():
         rows.append(record(f"diversed@0.{number + 1}", 0.9 - 0.005 * number, 0.8 + 0.0021 * number))
         rows.append(record(f"lenience:0.{number + 1}", 0.7, 0.8 + 0.004 * number))
     (curve,) = to_curves(rows, "crowd")
-    for figure in (quality_acceptance(curve), speed_acceptance(curve)):
-        renderer = figure.canvas.get_renderer()
-        boxes = [text.get_window_extent(renderer) for text in figure.axes[0].texts]
-        assert len(boxes) > 4
-        assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+    figure = quality_acceptance(curve)
+    renderer = figure.canvas.get_renderer()
+    boxes = [text.get_window_extent(renderer) for text in figure.axes[0].texts]
+    assert len(boxes) > 4
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
 def test_points_without_bounds_are_drawn(curve):
