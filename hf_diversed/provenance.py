@@ -99,13 +99,7 @@ def weights_digest(model: torch.nn.Module) -> str | None:
     `model_digest`, it does not depend on the configuration, whose fields differ between versions of transformers.
     None if tensors are on the meta device, as offloaded ones are.
     """
-    tensors = {
-        name: part
-        for prefix, module in model.named_modules()
-        for own, tensor in {**module._parameters, **module._buffers}.items()
-        if own not in module._non_persistent_buffers_set
-        for name, part in _plain_tensors(f"{prefix}.{own}", tensor).items()
-    }
+    tensors = _tensors_of(model)
     if not tensors or any(tensor.device.type == "meta" for tensor in tensors.values()):
         return None
     digest = hashlib.sha256()
@@ -137,19 +131,29 @@ def model_digest(model: torch.nn.Module) -> str:
     Returns:
         The class name and 16 hexadecimal digits, equal on all devices.
     """
-    tensors, adapters = dict[str, torch.Tensor](), list[Any]()
-    for prefix, module in model.named_modules():
-        own_tensors = {**module._parameters, **module._buffers}
-        for name in own_tensors.keys() - module._non_persistent_buffers_set:
-            tensors |= _plain_tensors(f"{prefix}.{name}", own_tensors[name])
-        if hasattr(module, "merged_adapters"):  # a layer of PEFT
-            adapters.append((module.active_adapters, module.disable_adapters, module.merged_adapters, module.scaling))
+    tensors = _tensors_of(model)
+    adapters = [
+        (module.active_adapters, module.disable_adapters, module.merged_adapters, module.scaling)
+        for module in model.modules()
+        if hasattr(module, "merged_adapters")  # a layer of PEFT
+    ]
     # `_version` counts in-place operations. Inference tensors do not have it.
     state = {name: (value.data_ptr(), value.is_inference() or value._version) for name, value in tensors.items()}
     key = state, repr(adapters)
     if (cached := _DIGESTS.get(model)) is None or cached[0] != key:
         cached = _DIGESTS[model] = key, f"{type(model).__name__}:{digest_of(model, tensors, repr(adapters))}"
     return cached[1]
+
+
+def _tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and persistent buffers of a model by name."""
+    return {
+        name: part
+        for prefix, module in model.named_modules()
+        for own, tensor in {**module._parameters, **module._buffers}.items()
+        if own not in module._non_persistent_buffers_set
+        for name, part in _plain_tensors(f"{prefix}.{own}", tensor).items()
+    }
 
 
 def _plain_tensors(name: str, value: torch.Tensor | None) -> dict[str, torch.Tensor]:
