@@ -8,11 +8,11 @@ replaces a line `<!-- file: NAME.md -->` with that file of the repository.
 
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from hf_diversed.training import DiversedConfig
-from hf_diversed.training.arguments import own_fields
+from hf_diversed.training.settings import TrainingSettings
 from tools.figures import RESULTS
 from tools.tables import TABLES
 from tools.tables.parts import markdown
@@ -44,7 +44,7 @@ def settings() -> str:
     """Return a table of the fields that `DiversedConfig` adds to `TrainingArguments`, or whose default it changes."""
     rows = (
         [f"`{field.name}`", f"`{field.default!r}`", field.metadata["help"].replace("|", "or")]
-        for field in own_fields(DiversedConfig)
+        for field in fields(TrainingSettings)
     )
     return markdown(("field", "default", "meaning"), rows)
 

@@ -1,6 +1,6 @@
 """Arguments of a training run; names follow TRL where it has an equivalent."""
 
-from dataclasses import Field, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from transformers import TrainingArguments
@@ -89,16 +89,9 @@ class DiversedConfig(TrainingSettings, TrainingArguments):
             )
 
 
-def own_fields(kind: type[TrainingArguments]) -> list[Field]:
-    """Return the fields that subclasses of `TrainingArguments` declare, in the order of declaration."""
-    known = {item.name: item for item in fields(kind)}
-    lineage = kind.__mro__[: kind.__mro__.index(TrainingArguments)]
-    return [known[name] for owner in reversed(lineage) for name in owner.__annotations__ if name in known]
-
-
-def own_settings(config: TrainingArguments) -> dict[str, Any]:
-    """Return the values of `own_fields`, for the provenance record."""
-    return {name: getattr(config, name) for name in sorted(item.name for item in own_fields(type(config)))}
+def own_settings(config: DiversedConfig) -> dict[str, Any]:
+    """Return the values of the fields in `TrainingSettings`, for the provenance record."""
+    return {name: getattr(config, name) for name in sorted(item.name for item in fields(TrainingSettings))}
 
 
 _RANGES = (

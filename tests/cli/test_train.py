@@ -16,7 +16,7 @@ from hf_diversed.cli.train import load_rows, read_records
 from hf_diversed.cli.training import call, parse, without_debug
 from hf_diversed.tasks import get_task, load_records, loading
 from hf_diversed.training import DiversedConfig
-from hf_diversed.training.arguments import own_fields
+from hf_diversed.training.settings import TrainingSettings
 from tests.commands import refused, run, succeed
 
 
@@ -221,7 +221,7 @@ def test_held_out_rows_are_never_trained_on(tmp_path):
     assert not {row["prompt"] for row in train_rows} & {row["prompt"] for row in eval_rows}
 
 
-OURS = [*dataclasses.fields(TrainOptions), *own_fields(DiversedConfig)]
+OURS = [*dataclasses.fields(TrainOptions), *dataclasses.fields(TrainingSettings)]
 
 
 def test_help_explains_every_option_of_ours():
