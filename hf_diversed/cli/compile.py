@@ -5,7 +5,7 @@ import time
 import torch
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-from hf_diversed.cli.generate import build_method, check_method
+from hf_diversed.cli.generate import build_method
 from hf_diversed.cli.models import load_pair
 from hf_diversed.cli.options import CompileOptions
 from hf_diversed.cli.preparing import numbers
@@ -25,7 +25,7 @@ def compile_rounds(options: CompileOptions) -> None:
     sampling = Sampling(options.temperature, options.top_k, options.top_p, options.num_assistant_tokens)
     if options.method == PLAIN:
         raise ValueError('--method target has no rounds; name a verifier, as in "static:0.7".')
-    check_method(options)
+    build_method(options)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     if (options.num_assistant_tokens or 0) > MAX_GAMMA:
@@ -35,7 +35,7 @@ def compile_rounds(options: CompileOptions) -> None:
             soft_wrap=True,
         )
     pair = load_pair(options.target, options.draft, options.device, dtype=options.dtype, two_models=True)
-    label, verifier = build_method(options, pair)
+    label, verifier = build_method(options, pair.target.device)
     began = time.perf_counter()
     stats = warmup(
         pair.target,

@@ -1,9 +1,7 @@
 """`hf-diversed generate`: continue a prompt, with every token coloured by its origin."""
 
-from typing import Any
-
+import torch
 from rich.text import Text
-from transformers.utils import logging
 
 from hf_diversed.cli.models import load_pair
 from hf_diversed.cli.options import GenerateOptions, MethodOptions
@@ -17,13 +15,12 @@ from hf_diversed.harness.methods import Method
 from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.prompts import Prompt, encode
 from hf_diversed.harness.sampling import Sampling
-from hf_diversed.head import load_head
 from hf_diversed.head_settings import SETTINGS
 from hf_diversed.method_names import DIVERSED, MethodName
 from hf_diversed.outputs import SpeculativeStats
 from hf_diversed.token_view import Piece, PieceStreamer
 from hf_diversed.verifiers import Verifier, build_verifier
-from hf_diversed.zoo.loader import WEIGHTS
+from hf_diversed.zoo.loader import HEADS, WEIGHTS
 
 
 DEFAULT = "lenience:0.3"  # the verifier without a head
@@ -34,10 +31,9 @@ def generate(options: GenerateOptions) -> None:
     if not options.prompt.strip():
         raise ValueError("the prompt is empty; pass a text to continue.")
     show_own_warnings_only()
-    logging.disable_progress_bar()
-    check_method(options)
+    build_method(options)
     pair = load_pair(options.target, options.draft, options.device, options.chat, options.dtype)
-    label, verifier = build_method(options, pair)
+    label, verifier = build_method(options, pair.target.device)
     notes.print(Text(options.prompt, style="bold"), end="", soft_wrap=True)
     sampling = Sampling(
         options.temperature,
@@ -50,44 +46,32 @@ def generate(options: GenerateOptions) -> None:
     notes.print(Text(stats_line(label, stats, seconds), style="bold"), soft_wrap=True)
 
 
-def check_method(options: MethodOptions) -> None:
-    """Check before models are loaded that a method can be built.
+def build_method(options: MethodOptions, device: torch.device | None = None) -> tuple[str, Verifier | None]:
+    """Return label and verifier of a method; None decodes with the target alone.
+
+    Commands also call this before models are loaded, so that errors appear early.
+
+    Args:
+        device: of the head.
 
     Raises:
         ValueError: if the method is unknown, or needs a head or has settings of a head without one.
     """
-    embedded = sorted(path.name for path in (WEIGHTS / "heads").glob("*")) if options.target is None else []
-    method = options.method or (DIVERSED if options.head is not None or options.task in embedded else DEFAULT)
-    settings = _settings(options)
+    embedded = {path.name: path for path in sorted((WEIGHTS / HEADS).glob("*"))} if options.target is None else {}
+    head = options.head or embedded.get(options.task)
+    method = options.method or (DEFAULT if head is None else DIVERSED)
+    settings = {name: getattr(options, name, None) for name in SETTINGS}
     if method != DIVERSED:
         if used := [name for name, value in settings.items() if value is not None]:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in used)
             raise ValueError(f"{flags} needs --method diversed, which uses a head, got {method}.")
         with naming("--method", method):
-            _without_head(method)
-    elif options.head is not None:
-        resolve_verifier(load_head(options.head), None, **settings)
-    elif options.task not in embedded:
+            return method, None if method == PLAIN else build_verifier(method)
+    if head is None:
         alternative = f", or name a --task that has one: {', '.join(embedded)}" if embedded else ""
         raise ValueError(f"--method diversed needs a head: pass --head FOLDER_OR_HUB_ID{alternative}.")
-
-
-def build_method(options: MethodOptions, pair: Pair) -> tuple[str, Verifier | None]:
-    """Return label and verifier of a method that `check_method` accepted; None decodes with the target alone."""
-    head = options.head or pair.heads.get(options.task)
-    method = options.method or (DEFAULT if head is None else DIVERSED)
-    if method != DIVERSED:
-        return method, _without_head(method)
     label = str(MethodName(DIVERSED, strictness=options.strictness))
-    return label, resolve_verifier(head, None, pair.target.device, **_settings(options))
-
-
-def _settings(options: MethodOptions) -> dict[str, Any]:
-    return {name: getattr(options, name, None) for name in SETTINGS}
-
-
-def _without_head(method: str) -> Verifier | None:
-    return None if method == PLAIN else build_verifier(method)
+    return label, resolve_verifier(head, None, device, **settings)
 
 
 def _stream(

@@ -85,7 +85,7 @@ def test_generate_prints_text_and_then_statistics(method, words):
 @pytest.mark.parametrize("command", ["generate", "compile"])
 def test_lenience_is_the_default_without_a_head(command, folder):
     """Catches a baseline, static:0.7, as the default of a pair without a head."""
-    label, verifier = build_method(MethodOptions(), load_pair(str(folder / "target"), str(folder / "draft"), "cpu"))
+    label, verifier = build_method(MethodOptions(target=str(folder / "target"), draft=str(folder / "draft")))
     assert (label, verifier.lenience) == ("lenience:0.3", 0.3)
     assert "lenience:0.3" in run(command, "--help").stdout
 
