@@ -1,15 +1,28 @@
 """`hf-diversed serve`: serve a pair with vLLM's OpenAI-compatible server; each request may set the strictness."""
 
+import importlib.util
+import json
 import os
 import shlex
-from typing import Any
+import shutil
+import sys
+from pathlib import Path
 
 from hf_diversed.cli.options import ServeOptions
 from hf_diversed.cli.terminal import notes
 from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.method_names import DIVERSED
-from hf_diversed.serving import command as serving
 from hf_diversed.serving.vllm.deployment import SETTINGS, Deployment
+
+
+_HOW_TO_INSTALL = (
+    'vLLM is not installed: pip install "vllm>=0.32,<0.34" beside hf-diversed on a machine with a GPU; `make vllm` '
+    "shows what its build for CPUs needs."
+)
+_CHAT_NOTE = (
+    "Chat requests (/v1/chat/completions) need a chat template: that of the target's tokenizer, or --chat-template "
+    "FILE. /v1/completions needs none."
+)
 
 
 def serve(options: ServeOptions, more: list[str]) -> None:
@@ -19,21 +32,49 @@ def serve(options: ServeOptions, more: list[str]) -> None:
         raise ValueError('pass --head, or --verifier, for example --verifier "static:0.7".')
     if options.draft is None and not any(word.startswith(("--spec", "-sc")) for word in more):
         raise ValueError('pass --draft, or vLLM\'s --speculative-config, for example \'{"method": "mtp", ...}\'.')
-    settings = _settings(options)
-    deployment = Deployment.build(settings, spell=lambda name: "--" + name.replace("_", "-"))
-    of_head = None if deployment.head is None else deployment.head.config.num_assistant_tokens
-    length = options.num_assistant_tokens or of_head or DEFAULT_NUM_ASSISTANT_TOKENS
-    command = serving.serve_command(options.target, options.draft, settings, length, more)
+    command = _command(options, more)
     if options.dry_run:
         print(shlex.join(command))
         return
-    program = serving.program()
-    for line in (shlex.join(command), serving.CHAT_NOTE):
+    program = _program()
+    for line in (shlex.join(command), _CHAT_NOTE):
         notes.print(line, soft_wrap=True, highlight=False, markup=False)
     os.execve(program, command, {**os.environ, "HF_DIVERSED_NO_HOOK": "1"})
 
 
-def _settings(options: ServeOptions) -> dict[str, Any]:
+def _command(options: ServeOptions, more: list[str]) -> list[str]:
+    """Return the `vllm serve` command with a draft model that samples, if one is given, and the deployment's settings.
+
+    Raises:
+        ValueError: as `Deployment.build`.
+    """
     settings = {name: getattr(options, name) for name in ("verifier", "head", *SETTINGS)}
     settings["choices"] = None if options.choices is None else options.choices.split(",")
-    return {name: value for name, value in settings.items() if value is not None}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    head = Deployment.build(settings, spell=lambda name: "--" + name.replace("_", "-")).head
+    of_head = None if head is None else head.config.num_assistant_tokens
+    speculative = {
+        "method": "draft_model",
+        "model": options.draft,
+        "num_speculative_tokens": options.num_assistant_tokens or of_head or DEFAULT_NUM_ASSISTANT_TOKENS,
+        "draft_sample_method": "probabilistic",
+    }
+    return [
+        *("vllm", "serve", options.target),
+        *(() if options.draft is None else ("--speculative-config", json.dumps(speculative))),
+        *("--additional-config", json.dumps({"hf_diversed": settings})),
+        *more,
+    ]
+
+
+def _program() -> str:
+    """Return the path of `vllm`: in the folder of this Python, or on the PATH.
+
+    Raises:
+        RuntimeError: if it is not installed, with how to install it.
+    """
+    beside = str(Path(sys.executable).parent)
+    found = shutil.which("vllm", path=beside) or shutil.which("vllm")
+    if found is None or importlib.util.find_spec("vllm") is None:
+        raise RuntimeError(_HOW_TO_INSTALL)
+    return found
