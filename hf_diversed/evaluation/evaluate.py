@@ -7,10 +7,10 @@ from typing import Any
 
 from hf_diversed import model_facts
 from hf_diversed.evaluation.calls import Task, measured_call
-from hf_diversed.evaluation.results import Journal, Results, read_results
+from hf_diversed.evaluation.results import Results, open_file, read_results
 from hf_diversed.evaluation.settings import EvaluationSettings
 from hf_diversed.evaluation.summary import summarize
-from hf_diversed.files import write_json
+from hf_diversed.files import append_lines, write_json
 from hf_diversed.harness.decode import Decoder, notify, with_progress
 from hf_diversed.harness.methods import HeadLike, Method, MethodLike, build_methods
 from hf_diversed.harness.pair import Pair
@@ -150,12 +150,12 @@ class _Run:
         words = f"{self.task.name} at temperature {self.settings.temperature:g}"
         if calls and self.settings.progress is not False:
             notify(f"{words}: {len(calls)} calls, each with up to {self.settings.batch_size} prompts")
-        journal = None if folder is None else Journal(folder, self.settings.rank, self.header)
+        file = None if folder is None else open_file(folder, self.settings.rank, self.header)
         for call in with_progress(calls, words, "call", self.settings.progress, stage=lambda call: call[1]):
             entry = self._entry(*call)
             results.add(entry)
-            if journal is not None:
-                journal.append(entry)
+            if file is not None:
+                append_lines(file, [entry])
         # Includes calls that other processes have finished meanwhile.
         return results if folder is None else read_results(folder, self.header)
 

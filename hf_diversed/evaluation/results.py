@@ -43,19 +43,15 @@ class Results:
         return [key for key in wanted if key not in self.entries]
 
 
-class Journal:
-    """The file that one process appends to; several processes may share the folder."""
-
-    def __init__(self, folder: Path, rank: int, header: dict):
-        self.path = folder / f"batches-{rank}.jsonl"
-        with writing(self.path):
-            folder.mkdir(parents=True, exist_ok=True)
-            drop_torn_line(self.path)
-        if not self.path.exists() or self.path.stat().st_size == 0:
-            self.append(header)
-
-    def append(self, value: dict) -> None:
-        append_lines(self.path, [value])
+def open_file(folder: Path, rank: int, header: dict) -> Path:
+    """Return the file that one process appends to, with the header; several processes may share the folder."""
+    path = folder / f"batches-{rank}.jsonl"
+    with writing(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        drop_torn_line(path)
+    if not path.exists() or path.stat().st_size == 0:
+        append_lines(path, [header])
+    return path
 
 
 def read_results(folder: Path | str, header: dict | None = None) -> Results:

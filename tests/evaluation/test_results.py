@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_diversed.evaluation.results import Journal, read_results
+from hf_diversed.evaluation.results import open_file, read_results
 from hf_diversed.files import WriteError, append_lines, write_json
 
 
@@ -17,9 +17,7 @@ ENTRIES = [{"method": "target", "batch": batch, "sample": 0, "text": f"ä {batch
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    journal = Journal(tmp_path, 0, HEADER)
-    for entry in ENTRIES:
-        journal.append(entry)
+    append_lines(open_file(tmp_path, 0, HEADER), ENTRIES)
     return tmp_path
 
 
@@ -32,9 +30,7 @@ def test_a_truncated_file_can_be_continued(folder):
         whole = content[:length].count(b"\n")
         if whole:
             assert len(read_results(folder, HEADER).entries) == whole - 1
-        journal = Journal(folder, 0, HEADER)
-        for entry in ENTRIES[max(whole - 1, 0) :]:
-            journal.append(entry)
+        append_lines(open_file(folder, 0, HEADER), ENTRIES[max(whole - 1, 0) :])
         assert path.read_bytes() == content
 
 
