@@ -12,7 +12,7 @@ from transformers import CompileConfig
 from hf_diversed.cli.comparison import Case, all_cases, compare, compiled_cases, demo_cases
 from hf_diversed.cli.models import LOOKUP, load_pair
 from hf_diversed.cli.options import ENGINES, DemoOptions
-from hf_diversed.cli.rendering import comparison_table, compiled_line, source_legend, token_text
+from hf_diversed.cli.rendering import comparison_table, compiled_line, pieces_text, source_legend
 from hf_diversed.cli.terminal import console, notes, show_own_warnings_only
 from hf_diversed.formatting import PLAIN
 from hf_diversed.harness.compiled import default_compile_config
@@ -21,8 +21,9 @@ from hf_diversed.harness.methods import Method
 from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.prompts import Prompt, encode
 from hf_diversed.harness.sampling import Sampling
-from hf_diversed.head import DiversedHead, DiversedHeadConfig
+from hf_diversed.head import DiversedHead
 from hf_diversed.tasks import get_task, load_records
+from hf_diversed.token_view import TokenReader
 from hf_diversed.verifiers import build_verifier
 
 
@@ -105,7 +106,8 @@ class Demo:
         decoded = Decoder(self.pair, sampling)(method, ids, seed, output_token_records=True)
         if isinstance(prompt, str):
             console.print(Text(f"\n{prompt}", style="bold"), end="")
-        console.print(token_text(self.pair.tokenizer, decoded.records))
+        assert decoded.records is not None
+        console.print(pieces_text(TokenReader(self.pair.tokenizer).read(decoded.records)))
         console.print("\n", source_legend())
 
     def _compare(self, cases: list[Case], seed: int, repeats: int):
@@ -133,10 +135,7 @@ def embedded_demo(
     pair = load_pair(None, None, device, dtype=dtype)
     task = get_task("math")
     records = load_records(task, "test", num_examples, seed)
-    head = pair.heads.get("math")
-    if head is None:
-        notes.print("The embedded pair has no trained head: an untrained head predicts w = 0.5 everywhere.\n")
-        head = DiversedHead(DiversedHeadConfig.for_pair(pair.target, pair.draft)).eval()
+    head = pair.heads["math"]
     begin, end = (pair.tokenizer.convert_tokens_to_ids(token) for token in PHASE_TOKENS)
     cases = all_cases(head, begin, end, sampling) if every_verifier else demo_cases(head, sampling)
     return Demo(

@@ -6,13 +6,12 @@ from collections.abc import Iterable
 from rich import box
 from rich.table import Table
 from rich.text import Text
-from transformers import PreTrainedTokenizerBase
 
 from hf_diversed.cli.comparison import Row
 from hf_diversed.formatting import PLAIN, number, percent, with_bounds
-from hf_diversed.outputs import SpeculativeStats, TokenRecords
+from hf_diversed.outputs import SpeculativeStats
 from hf_diversed.timing import Spread, paired_ratio, show_ratio
-from hf_diversed.token_view import ORIGINS, TARGET, Piece, TokenReader
+from hf_diversed.token_view import ORIGINS, TARGET, Piece
 
 
 def comparison_table(rows: list[Row], right: list[float] | None = None, num_prompts: int = 0) -> Table:
@@ -51,18 +50,13 @@ def compiled_line(rows: list[Row]) -> str:
     )
 
 
-def token_text(tokenizer: PreTrainedTokenizerBase, records: TokenRecords | None) -> Text:
-    """Return the first row's tokens, coloured by origin."""
-    return Text() if records is None else pieces_text(TokenReader(tokenizer).read(records))
-
-
 def pieces_text(pieces: list[Piece]) -> Text:
     """Return the pieces, coloured by origin."""
     return Text.assemble(*((piece.text, ORIGINS[piece.origin].style) for piece in pieces))
 
 
 def source_legend() -> Text:
-    """Return the legend of the colours in `token_text`."""
+    """Return the legend of the colours in `pieces_text`."""
     text = Text()
     for name, origin in ORIGINS.items():
         if name != TARGET:

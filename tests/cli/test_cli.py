@@ -10,10 +10,10 @@ from hf_diversed import DiversedHead, DiversedHeadConfig, load_demo_pair
 from hf_diversed.cli.generate import build_method
 from hf_diversed.cli.models import load_pair
 from hf_diversed.cli.options import MethodOptions
-from hf_diversed.cli.rendering import token_text
+from hf_diversed.cli.rendering import pieces_text
 from hf_diversed.formatting import PLAIN
 from hf_diversed.outputs import CompileStats, TokenRecords
-from hf_diversed.token_view import ORIGINS
+from hf_diversed.token_view import ORIGINS, TokenReader
 from tests.commands import run, succeed
 
 
@@ -107,7 +107,8 @@ def test_tokens_have_colours():
     numbers = [torch.full((1, 2), float("nan"))] * 8
     source = torch.tensor([[0, 1]], dtype=torch.int8)
     records = TokenRecords(torch.tensor([[5, 6]]), source, torch.tensor([[True, False]]), *numbers)
-    text = token_text(SimpleNamespace(all_special_ids=[], decode=lambda ids: "[red]" * len(ids)), records)
+    reader = TokenReader(SimpleNamespace(all_special_ids=[], decode=lambda ids: "[red]" * len(ids)))
+    text = pieces_text(reader.read(records))
     assert text.plain == "[red][red]"
     assert [span.style for span in text.spans] == [ORIGINS["relaxed"].style, ORIGINS["residual"].style]
 
