@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
-from hf_diversed.training.labels import Labels
+from hf_diversed.training.labels import ABOUT_PAIR, Labels
 
 
 _PENALTIES = torch.logspace(-1, 5, 25, dtype=torch.float64)
@@ -131,9 +131,8 @@ def _new_head(labels: Labels, settings: FitSettings) -> tuple[DiversedHead, dict
     used = ["features", "token"] + ["lookahead"] * (window > 0) + ["target_after"] * target_after
     inputs = {name: inputs[name][:, :window] if name == "lookahead" else inputs[name] for name in used}
     sampling = about["sampling"]
-    names = ("target_hidden_size", "draft_hidden_size", "vocab_size", "base_model_name_or_path")
     config = DiversedHeadConfig(
-        **{name: about[name] for name in (*names, "assistant_model_name_or_path")},
+        **{name: about[name] for name in ABOUT_PAIR},
         task=about["task"],
         head_type=settings.head_type,
         intermediate_size=settings.intermediate_size,

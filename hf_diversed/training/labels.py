@@ -47,6 +47,14 @@ from hf_diversed.verifiers.mixture import Weights
 BRANCHES = ("kept", "replaced")
 AGREEMENT = "agreement"  # metric of labels without references
 INPUTS = ("features", "token", "lookahead", "target_after")
+# Settings of a head's configuration that are stored with the labels.
+ABOUT_PAIR = (
+    "target_hidden_size",
+    "draft_hidden_size",
+    "vocab_size",
+    "base_model_name_or_path",
+    "assistant_model_name_or_path",
+)
 _DRAFTED = "drafted"
 
 
@@ -157,10 +165,8 @@ def make_labels(
     numbers = [number for number in range(len(batches)) if number not in (done or ())]
     if numbers:
         branches = 1 if sampling.temperature == 0 else 2  # when greedy, the completion is one of them
-        continued, count = (
-            branches * settings.rejections * settings.continuations,
-            sum(len(batches[number]) for number in numbers),
-        )
+        continued = branches * settings.rejections * settings.continuations
+        count = sum(len(batches[number]) for number in numbers)
         notify(
             f"{count} completions of the target, then at most {continued} continuations of each, of half the length "
             f"on average: at most the cost of {count * (1 + continued / 2):.0f} completions."
@@ -182,8 +188,8 @@ class LabelRun:
         self.pair, self.task, self.sampling, self.settings = pair, task, sampling, settings
         self.decoder = Decoder(pair, sampling)
         kind = {"features": "distribution", "token_features": True, "lookahead": settings.lookahead}
-        config = DiversedHeadConfig.for_pair(pair.target, pair.draft, **kind, target_after=pair.draft is not None)
-        self.recorder = Method("labels", LabelVerifier(DiversedHead(config)))
+        self.config = DiversedHeadConfig.for_pair(pair.target, pair.draft, **kind, target_after=pair.draft is not None)
+        self.recorder = Method("labels", LabelVerifier(DiversedHead(self.config)))
         self.target_alone = Method(PLAIN)
         self.estimated = False
 
@@ -191,17 +197,12 @@ class LabelRun:
         """Return the settings that a continued run must share."""
         models = {"target": self.pair.target, "draft": self.pair.draft}
         sampling = asdict(self.sampling) | {"stop_strings": list(self.sampling.stop_strings)}
-        config = self.recorder.verifier.head.config  # type: ignore[union-attr]
         return {
             "task": self.task.name,
             "metric": AGREEMENT if self.settings.agreement else self.task.metric,
             **asdict(self.settings),
             "sampling": sampling,
-            "target_hidden_size": config.target_hidden_size,
-            "draft_hidden_size": config.draft_hidden_size,
-            "vocab_size": config.vocab_size,
-            "base_model_name_or_path": config.base_model_name_or_path,
-            "assistant_model_name_or_path": config.assistant_model_name_or_path,
+            **{name: getattr(self.config, name) for name in ABOUT_PAIR},
             **{name: None if model is None else model_digest(model) for name, model in models.items()},
         }
 
@@ -221,14 +222,10 @@ class LabelRun:
                 owners += [label["row"]] * copies
         if not self.estimated:
             self.estimated = True
-            about = (
-                spent
-                / max(1, sum(map(len, completions)))
-                * sum(max(0, len(completions[row]) - len(text)) for text, row in zip(texts, owners))
-            )
-            notify(
-                f"About {duration(spent + about)} per part of {len(rows)} prompts, from the speed of the first one."
-            )
+            per_token = spent / max(1, sum(map(len, completions)))
+            remaining = sum(max(0, len(completions[row]) - len(text)) for text, row in zip(texts, owners))
+            seconds = duration(spent + per_token * remaining)
+            notify(f"About {seconds} per part of {len(rows)} prompts, from the speed of the first one.")
         texts = self._continued(texts, owners, prompts, completions, seed + 1)
         scores = self._scores(texts, owners, completions, records)
         flat = torch.tensor(scores, dtype=torch.float64)

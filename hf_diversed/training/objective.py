@@ -109,10 +109,8 @@ def diversed_loss(
         `expected_acceptance`, mean over rollouts with decisions.
     """
     policy, ratio, clipped = policy_terms(acceptance_model, logit, old_logit, decisions, advantage, clip_range)
-    acceptance, kl = (
-        expected_acceptance(acceptance_model, logit, decisions),
-        kl_to_target(acceptance_model, logit, decisions),
-    )
+    acceptance = expected_acceptance(acceptance_model, logit, decisions)
+    kl = kl_to_target(acceptance_model, logit, decisions)
     loss = policy
     # Skip disabled terms: 0 * inf in their gradient would be NaN.
     if acceptance_coef:

@@ -115,10 +115,6 @@ class Sampler:
                 ids[index] = row
         return [self.decoder.text(row) for row in ids], ids
 
-    def lengths(self, prompts: Sequence[Prompt]) -> list[int]:
-        """Return the number of tokens of each prompt."""
-        return [len(ids) for ids in encode(self.tokenizer, prompts)]
-
     def _decoded(
         self, method: Method, prompts: Sequence[Prompt], seed: int, batch_size: int | None = None, **kwargs
     ) -> Iterator[tuple[list[int], Decoded]]:

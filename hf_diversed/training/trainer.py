@@ -18,6 +18,7 @@ from transformers.trainer_utils import HubStrategy, IntervalStrategy
 
 from hf_diversed import _compat
 from hf_diversed.harness.pair import Pair
+from hf_diversed.harness.prompts import encode
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.method_names import AS_TRAINED
@@ -342,7 +343,7 @@ class DiversedTrainer(AtomicCheckpoints):
     def _check_context(self, name: str, rows: Rows) -> None:
         pair = self.sampler.pair
         models = {"target": pair.target} | ({} if pair.draft is None else {"draft": pair.draft})
-        lengths = self.sampler.lengths([row["prompt"] for row in rows])
+        lengths = [len(ids) for ids in encode(pair.tokenizer, [row["prompt"] for row in rows])]
         check_context(name, lengths, self.args.max_completion_length, models)
 
     # Evaluation
