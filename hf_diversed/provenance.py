@@ -55,7 +55,6 @@ def provenance(seed: int | None = None, device: torch.device | str | None = None
     and seed.
 
     Args:
-        seed: the seed of the run.
         device: the device of the models; by default torch's default device.
     """
     return {

@@ -154,11 +154,6 @@ def model_demo(
 ) -> Demo:
     """Return the demo of a chat model that repeats texts, most of which prompt lookup can copy.
 
-    Args:
-        name: Hub id or folder of a chat model.
-        draft: Hub id or folder of a draft model, or "lookup".
-        num_examples: number of texts, at most `len(TEXTS)`.
-
     Raises:
         ValueError: if `num_examples` is too large, or the tokenizer has no chat template.
     """

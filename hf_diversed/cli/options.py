@@ -345,11 +345,8 @@ class PushOptions(Options):
 def read_config(path: Path, known: Collection[str]) -> dict[str, Any]:
     """Return the options in a YAML file, by name with underscores; entries without a value are left out.
 
-    Args:
-        known: the names of the command's options.
-
     Raises:
-        ValueError: if the file does not exist, contains no mapping, or contains an unknown option.
+        ValueError: if the file does not exist, contains no mapping, or an option that is not `known`.
     """
     import yaml
 

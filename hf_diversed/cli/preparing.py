@@ -151,9 +151,6 @@ def check_new_folder(
     Args:
         inputs: models and heads that the run reads; `overwrite` must not remove them.
         resume: whether the run continues an earlier one; None for commands that cannot.
-
-    Raises:
-        ValueError: with the files and the options to pass.
     """
     check_output(option, folder, folder=True)
     if overwrite and resume:

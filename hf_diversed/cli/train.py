@@ -153,8 +153,7 @@ def resume_point_of(checkpoint: str | bool | None, resume: bool) -> str | bool |
     """Return where a run continues: a checkpoint's folder, True for the newest complete one, None for the start.
 
     Args:
-        checkpoint: value of `--resume-from-checkpoint`: a folder, or "true" as in scripts of transformers.
-        resume: value of `--resume`.
+        checkpoint: a folder, or "true" as in scripts of transformers.
 
     Raises:
         ValueError: if the path is not a folder.

@@ -98,11 +98,8 @@ def check_format(path: Path) -> str:
 def save_quality(records: Sequence[Record], path: Path) -> list[Path]:
     """Draw quality against acceptance rate, one figure per setting, and return the files that were written.
 
-    Several settings have one file each, named after `path`, the task, the temperature and the number of draft tokens.
-
-    Args:
-        records: records of `evaluate`.
-        path: the file for one setting; its suffix is the format.
+    The suffix of `path` is the format. Several settings have one file each, named after `path`, the task, the
+    temperature and the number of draft tokens.
 
     Raises:
         ValueError: for another format, or if no method verified draft tokens.

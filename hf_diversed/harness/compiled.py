@@ -26,9 +26,7 @@ _ATTEMPTS = 8
 def default_compile_config(device: torch.device, backend: str = "inductor") -> CompileConfig:
     """Return the compile configuration of compiled methods: static shapes, with CUDA graphs on CUDA.
 
-    Args:
-        device: the models' device.
-        backend: backend of `torch.compile`; "eager" only traces, for tests.
+    The backend "eager" only traces, for tests.
     """
     graphs = device.type == "cuda" and backend == "inductor"
     config = CompileConfig(backend=backend, mode="reduce-overhead" if graphs else "default", dynamic=False)

@@ -125,9 +125,6 @@ def with_progress(
     """Yield the items and report progress on standard error.
 
     Args:
-        items: the items.
-        words: description of the work.
-        unit: singular name of an item.
         shown: True for a progress bar, False for no output, None for a bar on a terminal and text lines elsewhere.
         stage: returns the stage of an item. A text line is printed at the end of each run of items with the same
             stage; by default 20 lines in all.

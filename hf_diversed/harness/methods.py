@@ -68,12 +68,7 @@ class Method:
         return 1.0 if isinstance(verifier, LosslessVerifier) else None
 
     def generate_kwargs(self, draft: PreTrainedModel | None, num_assistant_tokens: int | None) -> dict[str, Any]:
-        """Return the arguments of the target's `generate`.
-
-        Args:
-            draft: the draft model; None for prompt lookup.
-            num_assistant_tokens: draft tokens per round; None for the verifier's default.
-        """
+        """Return the arguments of the target's `generate`; without a draft model, those of prompt lookup."""
         gamma = num_assistant_tokens or DEFAULT_NUM_ASSISTANT_TOKENS
         if self.upstream:
             weight = {} if self.ensemble_weight is None else {"assistant_ensemble_weight": self.ensemble_weight}

@@ -22,8 +22,6 @@ def encode(
     """Return the token ids of prompts, either all text or all chat messages.
 
     Args:
-        tokenizer: the tokenizer.
-        prompts: the prompts.
         add_special_tokens: False for texts that contain special tokens, such as those of `render`. Ignored for chat
             messages, whose template adds them.
     """

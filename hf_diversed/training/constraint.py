@@ -21,12 +21,7 @@ class ConstraintCallback(TrainerCallback, ExportableState):
     The state is stored in every checkpoint.
 
     Args:
-        max_drop: tolerated drop of the mean reward.
-        coef: initial c.
-        low: lower bound of c.
-        high: upper bound of c.
-        learning_rate: largest change of log c per batch of rollouts.
-        window: number of rollouts in the running mean.
+        coef: initial c, between `low` and `high`.
         fixed: keep c constant and update only the running means.
     """
 

@@ -147,7 +147,6 @@ def make_labels(
     An interrupted run continues after the batches in the file. Decoding uses batches of `sampling.batch_size` rows.
 
     Args:
-        records: of the prompts, for the score.
         path: JSON Lines file. Its first line contains the settings of the run.
         progress: see `with_progress`.
 

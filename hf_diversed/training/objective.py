@@ -73,8 +73,7 @@ def leave_one_out(rewards: torch.Tensor, valid: torch.Tensor, group_size: int) -
 
     Args:
         rewards: float `[B]`, in consecutive groups of `group_size`.
-        valid: bool `[B]`; invalid rewards are excluded.
-        group_size: number of rollouts per prompt.
+        valid: bool `[B]`.
     """
     rewards, valid = rewards.view(-1, group_size), valid.view(-1, group_size)
     known = torch.where(valid, rewards, 0.0)
@@ -144,10 +143,8 @@ def policy_terms(
     approximation (arXiv 1707.06347, eq. 7); the product of a rollout's ratios would be unbiased.
 
     Args:
-        acceptance_model: computes log-probabilities of decisions.
         logit: float `[M]`, the head's current output.
         old_logit: float `[M]`, the head's output when the rollouts were drawn.
-        decisions: the M decisions of the rollouts.
         advantage: float `[B]`, one per rollout; see `center`.
         clip_range: PPO's epsilon. A decision whose ratio has left 1 +- clip_range in the direction of the advantage
             has no gradient; None disables clipping.

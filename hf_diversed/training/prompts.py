@@ -10,16 +10,9 @@ from hf_diversed import model_facts
 
 
 def check_context(name: str, lengths: Sequence[int], new_tokens: int, models: dict[str, PreTrainedModel]) -> None:
-    """Check that prompts and completions fit in the context of all models.
+    """Raise ValueError if a prompt has no tokens, or does not fit in the context of all models with its completion.
 
-    Args:
-        name: name of the dataset, for messages.
-        lengths: number of tokens of each prompt.
-        new_tokens: largest number of new tokens.
-        models: the models by name, for messages.
-
-    Raises:
-        ValueError: if a prompt has no tokens or is too long.
+    The messages contain the names of the dataset and of the models.
     """
     if 0 in lengths:
         raise ValueError(f"prompt {lengths.index(0)} of {name} has no tokens; leave it out.")

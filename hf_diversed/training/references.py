@@ -53,10 +53,8 @@ class ReferenceRewards:
         """Measure the missing rewards of `rows` in portions, and save after each portion.
 
         Args:
-            rows: rows with a "prompt".
             draw: function of rows and a seed; returns one (prompt, reward) pair per completion. The seed is the number
                 of stored rewards, so a resumed measurement draws the same completions.
-            portion: number of prompts per call of `draw`.
             save: whether this process writes the file.
         """
         by_prompt = {_key(row["prompt"]): row for row in reversed(rows)}

@@ -25,12 +25,9 @@ class Rollouts:
     """B completions and their M decisions.
 
     Attributes:
-        completions: texts.
         completion_ids: token ids, including EOS.
         finished: whether each completion reached EOS or a stop string.
-        decisions: the accept or reject decisions, see `verifiers.learned.Decisions`.
         inputs: the head's inputs at each decision by name, `[M, ...]`.
-        stats: decoding statistics of all completions.
     """
 
     completions: list[str]
@@ -67,8 +64,7 @@ class Sampler:
         records_bias: see `RecordingVerifier`; needed only for the KL term with token features.
 
     Args:
-        pair: the frozen models and their tokenizer.
-        settings: sampling settings. `top_k` and `top_p` should keep the whole vocabulary: with truncation, w has no
+        settings: `top_k` and `top_p` should keep the whole vocabulary: with truncation, w has no
             effect where p and q have different supports.
     """
 
@@ -89,8 +85,7 @@ class Sampler:
         """Draw one completion per prompt with the verifier of `head`.
 
         Args:
-            prompts: at least one prompt.
-            head: the head to train or evaluate.
+            prompts: at least one.
             seed: seed of the first batch, increased by 1 per batch.
             batch_size: rows per batch; None for `settings.batch_size`.
             keep_inputs: whether to record the head's inputs, `[M, ...]`, for updates; if False, `inputs` is empty.

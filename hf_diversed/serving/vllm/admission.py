@@ -41,14 +41,7 @@ def read_request(deployment: Deployment, params: Any) -> RequestSettings:
 
 
 def check_top_level(fields: Iterable[str]) -> None:
-    """Refuse fields of the plugin outside `vllm_xargs`, which vLLM ignores.
-
-    Args:
-        fields: the top-level fields of a request that vLLM does not know.
-
-    Raises:
-        ValueError: naming the field and where it belongs.
-    """
+    """Raise ValueError if a top-level field of a request belongs in `vllm_xargs`; vLLM ignores it."""
     for name in fields:
         if _is_ours(name):
             raise ValueError(f"`{name}` has no effect at the top level of a request. {_ALLOWED}")
