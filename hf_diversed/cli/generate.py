@@ -4,7 +4,7 @@ import torch
 from rich.text import Text
 
 from hf_diversed.cli.models import load_pair
-from hf_diversed.cli.options import GenerateOptions, MethodOptions
+from hf_diversed.cli.options import GenerateOptions, MethodOptions, flag
 from hf_diversed.cli.preparing import naming
 from hf_diversed.cli.rendering import pieces_text, source_legend, stats_line
 from hf_diversed.cli.terminal import console, notes, show_own_warnings_only
@@ -63,8 +63,7 @@ def build_method(options: MethodOptions, device: torch.device | None = None) -> 
     settings = {name: getattr(options, name, None) for name in SETTINGS}
     if method != DIVERSED:
         if used := [name for name, value in settings.items() if value is not None]:
-            flags = ", ".join(f"--{name.replace('_', '-')}" for name in used)
-            raise ValueError(f"{flags} needs --method diversed, which uses a head, got {method}.")
+            raise ValueError(f"{', '.join(map(flag, used))} needs --method diversed, which uses a head, got {method}.")
         with naming("--method", method):
             return method, None if method == PLAIN else build_verifier(method)
     if head is None:

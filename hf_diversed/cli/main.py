@@ -85,7 +85,7 @@ def _parameter(item: Field, hint: Any) -> inspect.Parameter:
     if "positional" in item.metadata:
         info = typer.Argument(metavar=item.name.upper(), **shown)
     else:  # flags without their negation
-        names = (f"--{item.name.replace('_', '-')}", *item.metadata.get("aliases", []))
+        names = (options.flag(item.name), *item.metadata.get("aliases", []))
         info = typer.Option(*([] if hint == bool | None else names), **shown)
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(item.name, kind, default=default, annotation=Annotated[hint, info])

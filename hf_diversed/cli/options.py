@@ -54,6 +54,11 @@ def argument(help: str, default: Any = MISSING) -> Any:
     return field(default=default, metadata={"help": help, "positional": True})
 
 
+def flag(name: str) -> str:
+    """Return the name of an option on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
 @dataclass(kw_only=True)
 class Options:
     """Base of all options.
@@ -66,7 +71,7 @@ class Options:
         for item in fields(self):
             value, lowest = getattr(self, item.name), _LOWEST.get(item.name)
             if lowest is not None and isinstance(value, int) and value < lowest:
-                raise ValueError(f"--{item.name.replace('_', '-')} must be >= {lowest}, got {value}.")
+                raise ValueError(f"{flag(item.name)} must be >= {lowest}, got {value}.")
 
 
 @dataclass(kw_only=True)

@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from hf_diversed.cli.options import ServeOptions
+from hf_diversed.cli.options import ServeOptions, flag
 from hf_diversed.cli.terminal import notes
 from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.method_names import DIVERSED
@@ -51,7 +51,7 @@ def _command(options: ServeOptions, more: list[str]) -> list[str]:
     settings = {name: getattr(options, name) for name in ("verifier", "head", *SETTINGS)}
     settings["choices"] = None if options.choices is None else options.choices.split(",")
     settings = {name: value for name, value in settings.items() if value is not None}
-    head = Deployment.build(settings, spell=lambda name: "--" + name.replace("_", "-")).head
+    head = Deployment.build(settings, spell=flag).head
     of_head = None if head is None else head.config.num_assistant_tokens
     speculative = {
         "method": "draft_model",

@@ -10,6 +10,7 @@ from rich.text import Text
 from transformers.utils import logging
 
 from hf_diversed import _compat
+from hf_diversed.cli.options import flag
 
 
 console = Console()  # results, which may be redirected; everything else goes to `notes`
@@ -77,12 +78,12 @@ _RENAMED = {"verifier": "method"}  # for commands that have only the second name
 def in_flags(message: str, options: Collection[str]) -> str:
     """Replace Python arguments by the flags of the command line: `top_p` by --top-p, diversed_head= by --head."""
 
-    def flag(match: re.Match) -> str:
+    def as_flag(match: re.Match) -> str:
         name = next(name for name in match.groups() if name).removeprefix("diversed_")
         name = name if name in options else _RENAMED.get(name, name)
-        return f"--{name.replace('_', '-')}" if name in options else match[0]
+        return flag(name) if name in options else match[0]
 
-    return _NAMES.sub(flag, message)
+    return _NAMES.sub(as_flag, message)
 
 
 def show_own_warnings_only() -> None:

@@ -10,7 +10,7 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
-from hf_diversed.cli.options import Options, TrainOptions, read_config
+from hf_diversed.cli.options import TrainOptions, flag, read_config
 from hf_diversed.training.settings import TrainingSettings
 
 
@@ -45,27 +45,28 @@ def call(argv: Sequence[str]) -> Any:
         ValueError: if an option is missing, unknown or has a wrong value; and as the command.
     """
     from hf_diversed.cli.train import train
-    from hf_diversed.training import DiversedConfig
 
-    options, config = parse((TrainOptions, DiversedConfig), argv)
-    return train(options, config)
+    return train(*parse(argv))
 
 
-def parse(classes: tuple[type[Options], type], argv: Sequence[str]) -> tuple[Any, Any]:
-    """Return an instance of each class; the command line takes precedence over `--config run.yaml`."""
+def parse(argv: Sequence[str]) -> tuple[TrainOptions, Any]:
+    """Return the options and the `DiversedConfig`; the command line takes precedence over `--config run.yaml`."""
     from transformers import HfArgumentParser
+
+    from hf_diversed.training import DiversedConfig
 
     class Parser(HfArgumentParser):
         def error(self, message: str):
             raise ValueError(message)
 
-    parser = Parser(classes, add_help=False, allow_abbrev=False)
-    parser.set_defaults(**getattr(classes[0], "DEFAULTS", {}))
+    parser = Parser((TrainOptions, DiversedConfig), add_help=False, allow_abbrev=False)
+    parser.set_defaults(**TrainOptions.DEFAULTS)
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", type=Path)
     given, words = first.parse_known_args(argv)
     if given.config is not None:
-        words = [*_words(given.config, {item.name for kind in classes for item in fields(kind)}), *words]
+        known = {item.name for item in (*fields(TrainOptions), *fields(DiversedConfig))}
+        words = [*_words(given.config, known), *words]
     options, config, more = parser.parse_args_into_dataclasses(
         words, look_for_args_file=False, return_remaining_strings=True
     )
@@ -98,7 +99,7 @@ def help_text(everything: bool = False) -> str:
     _show(group, fields(TrainingSettings), defaults)
     for option, text in _USUAL.items():
         shown = f" (default: {defaults[option]})" if option in defaults else ""
-        group.add_argument(_flag(option), metavar="VALUE", help=text + shown)
+        group.add_argument(flag(option), metavar="VALUE", help=text + shown)
     if everything:
         group = parser.add_argument_group("options of transformers' trainer")
         from hf_diversed.training import DiversedConfig
@@ -114,15 +115,11 @@ def _show(group: Any, items: Sequence[Field], defaults: Mapping[str, Any]) -> No
         text, default = item.metadata["help"].replace("%", "%%"), defaults.get(item.name, item.default)
         if default not in (None, "", MISSING) and default is not False:
             text += f" (default: {default})"
-        flag, aliases = _flag(item.name), item.metadata.get("aliases", [])
+        names = flag(item.name), *item.metadata.get("aliases", [])
         if item.type is bool:
-            group.add_argument(flag, *aliases, action="store_true", help=text)
+            group.add_argument(*names, action="store_true", help=text)
         else:
-            group.add_argument(flag, *aliases, metavar=item.name.rpartition("_")[2].upper(), help=text)
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+            group.add_argument(*names, metavar=item.name.rpartition("_")[2].upper(), help=text)
 
 
 def _words(path: Path, known: Collection[str]) -> list[str]:
@@ -130,7 +127,7 @@ def _words(path: Path, known: Collection[str]) -> list[str]:
     words: list[str] = []
     for name, value in read_config(path, known).items():
         if isinstance(value, list):
-            words += [_flag(name), *map(str, value)]
+            words += [flag(name), *map(str, value)]
         else:
-            words.append(f"{_flag(name)}={json.dumps(value) if isinstance(value, dict) else value}")
+            words.append(f"{flag(name)}={json.dumps(value) if isinstance(value, dict) else value}")
     return words

@@ -15,7 +15,6 @@ from hf_diversed.cli.options import TrainOptions
 from hf_diversed.cli.train import load_rows, read_records
 from hf_diversed.cli.training import call, parse, without_debug
 from hf_diversed.tasks import get_task, load_records, loading
-from hf_diversed.training import DiversedConfig
 from hf_diversed.training.settings import TrainingSettings
 from tests.commands import refused, run, succeed
 
@@ -54,7 +53,7 @@ def test_every_task_of_the_paper_has_a_recipe():
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe_parses(path):
     """Catches an option that was renamed, a value out of range, and a recipe of another task."""
-    arguments, config = parse((TrainOptions, DiversedConfig), ["--config", str(path)])
+    arguments, config = parse(["--config", str(path)])
     assert arguments.task == path.stem
     assert config.output_dir == f"head-{path.stem}"
     assert (config.top_k, config.top_p, config.temperature, config.num_assistant_tokens) == (0, 1.0, 1.0, 5)
@@ -201,11 +200,11 @@ def test_standard_output_gets_the_folder_alone(tmp_path, folder):
 def test_command_line_overrides_the_config(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("task: math\nmax-quality-drop: 0.05\nseed: 3\nnum_examples: 3\n")  # either spelling
-    arguments, config = parse((TrainOptions, DiversedConfig), [f"--config={path}", "--seed", "4"])
+    arguments, config = parse([f"--config={path}", "--seed", "4"])
     assert (arguments.task, arguments.num_examples, config.max_quality_drop, config.seed) == ("math", 3, 0.05, 4)
     path.write_text("task: math\nmax_qualty_drop: 0.05\n")
     with pytest.raises(ValueError, match="max_qualty_drop"):
-        parse((TrainOptions, DiversedConfig), ["--config", str(path)])
+        parse(["--config", str(path)])
 
 
 def test_held_out_rows_are_never_trained_on(tmp_path):
@@ -251,7 +250,7 @@ def test_help_all_shows_the_trainers_options_behind_ours():
 def test_flags_with_values():
     """Catches `--chat true`, which scripts of transformers' users contain, as an unknown argument."""
     argv = ["--task", "math", "--chat", "true", "--overwrite=False", "--resume", "--token-features", "true"]
-    options, config = parse((TrainOptions, DiversedConfig), argv)
+    options, config = parse(argv)
     assert (options.chat, options.overwrite, options.resume) == (True, False, True)
     assert config.token_features
 
