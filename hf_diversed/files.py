@@ -42,11 +42,8 @@ def _free_space(path: Path) -> str:
 
 
 def write_json(path: Path, value: dict) -> None:
-    """Write strict JSON atomically, so that the file is never incomplete, even after a power failure.
-
-    Raises:
-        WriteError: if that fails; an existing file is unchanged.
-    """
+    """Write strict JSON atomically, so that the file is never incomplete, even after a power failure. Raises
+    `WriteError` if that fails; an existing file is then unchanged."""
     text = json.dumps(value, indent=1, allow_nan=False) + "\n"
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     with writing(path):
@@ -68,11 +65,8 @@ def append_lines(path: Path, values: Iterable[dict]) -> None:
 
 
 def read_lines(path: Path) -> list[dict]:
-    """Read the lines that `append_lines` wrote, without an incomplete last line.
-
-    Raises:
-        ValueError: if a complete line is not a JSON object.
-    """
+    """Read the lines that `append_lines` wrote, without an incomplete last line. Raises ValueError if a complete line
+    is not a JSON object."""
     *lines, _incomplete = path.read_bytes().split(b"\n")
     values = []
     for number, line in enumerate(lines, start=1):

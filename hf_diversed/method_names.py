@@ -63,11 +63,8 @@ class MethodName:
         return [word if (value := parse_number(word)) is None else value for word in words]
 
     def truncation(self) -> dict[str, float]:
-        """Return the arguments of `generate` in "target:top_p=0.9:top_k=50"; empty for "target".
-
-        Raises:
-            ValueError: for other arguments, and for values that are not numbers.
-        """
+        """Return the arguments of `generate` in "target:top_p=0.9:top_k=50"; empty for "target". Raises ValueError for
+        other arguments, and for values that are not numbers."""
         arguments: dict[str, float] = {}
         for part in self.values:
             name, _, value = str(part).partition("=")

@@ -61,11 +61,7 @@ def flag(name: str) -> str:
 
 @dataclass(kw_only=True)
 class Options:
-    """Base of all options.
-
-    Raises:
-        ValueError: if an integer is too small.
-    """
+    """Base of all options. Raises ValueError if an integer is too small."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -348,11 +344,8 @@ class PushOptions(Options):
 
 
 def read_config(path: Path, known: Collection[str]) -> dict[str, Any]:
-    """Return the options in a YAML file, by name with underscores; entries without a value are left out.
-
-    Raises:
-        ValueError: if the file does not exist, contains no mapping, or an option that is not `known`.
-    """
+    """Return the options in a YAML file, by name with underscores; entries without a value are left out. Raises
+    ValueError if the file does not exist, contains no mapping, or an option that is not `known`."""
     import yaml
 
     if not path.is_file():

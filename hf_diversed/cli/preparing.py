@@ -79,11 +79,7 @@ def read_records(task: Task, split: str, n: int, seed: int, data_file: str | Non
 
 
 def check_methods(option: str, specs: Sequence[str], target: str | None, head: str | None, task: str = "math") -> None:
-    """Check that methods can be built, including the heads that they name.
-
-    Raises:
-        ValueError: with the option, its value and an example.
-    """
+    """Raise ValueError if a method cannot be built, also if a head that it names cannot be loaded."""
     embedded = WEIGHTS / "heads" / task
     default_head: HeadLike | None = embedded if head is None and target is None and embedded.is_dir() else head
     for spec in specs:

@@ -44,10 +44,7 @@ def serve(options: ServeOptions, more: list[str]) -> None:
 
 def _command(options: ServeOptions, more: list[str]) -> list[str]:
     """Return the `vllm serve` command with a draft model that samples, if one is given, and the deployment's settings.
-
-    Raises:
-        ValueError: as `Deployment.build`.
-    """
+    Raises ValueError as `Deployment.build`."""
     settings = {name: getattr(options, name) for name in ("verifier", "head", *SETTINGS)}
     settings["choices"] = None if options.choices is None else options.choices.split(",")
     settings = {name: value for name, value in settings.items() if value is not None}
@@ -68,11 +65,7 @@ def _command(options: ServeOptions, more: list[str]) -> list[str]:
 
 
 def _program() -> str:
-    """Return the path of `vllm`: in the folder of this Python, or on the PATH.
-
-    Raises:
-        RuntimeError: if it is not installed, with how to install it.
-    """
+    """Return the path of `vllm`: in the folder of this Python, or on the PATH. Raises RuntimeError without one."""
     beside = str(Path(sys.executable).parent)
     found = shutil.which("vllm", path=beside) or shutil.which("vllm")
     if found is None or importlib.util.find_spec("vllm") is None:

@@ -132,10 +132,7 @@ def rewards(results: Results, label: str) -> np.ndarray:
 
 def paired_drops(reference: np.ndarray, relaxed: np.ndarray) -> np.ndarray:
     """Return the drop of every prompt, `[P]` in [-1, 1], from rewards `[P, S]` of the target and of relaxed decoding.
-
-    Raises:
-        ValueError: if rewards lie outside [0, 1] or belong to different prompts.
-    """
+    Raises ValueError if rewards lie outside [0, 1] or belong to different prompts."""
     rewards = [np.asarray(values, dtype=np.float64) for values in (reference, relaxed)]
     if any(values.ndim != 2 for values in rewards) or len(rewards[0]) != len(rewards[1]) or not rewards[0].size:
         raise ValueError(f"rewards must be [prompts, samples] of the same prompts, got {[x.shape for x in rewards]}.")

@@ -46,11 +46,7 @@ class Curve:
 
 
 def read_records(path: Path | str) -> list[dict[str, Any]]:
-    """Read the records of `hf-diversed evaluate`.
-
-    Raises:
-        ValueError: if the file contains no such results; the message names it.
-    """
+    """Read the records of `hf-diversed evaluate`. Raises ValueError if the file contains no such results."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:

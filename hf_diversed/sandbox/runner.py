@@ -143,11 +143,8 @@ def probe(mode: str) -> str:
 
 
 def usable_mode(unsafe: bool) -> str:
-    """Return the strongest kind of jail that works here; "unsafe" if none works and `unsafe` allows that.
-
-    Raises:
-        SandboxUnavailable: if none works and `unsafe` is False; the message names the reasons and what to do.
-    """
+    """Return the strongest kind of jail that works here. If none works, return "unsafe" if `unsafe` allows that, else
+    raise SandboxUnavailable."""
     modes = MODES if sys.platform == "linux" else ()
     for mode in modes:
         if not probe(mode):

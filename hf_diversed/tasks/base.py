@@ -134,11 +134,7 @@ class Task:
 
 
 def choose_shots(pool: Sequence[Record], n: int, record: Record) -> list[Record]:
-    """Return the first `n` records of a pool that differ from `record`.
-
-    Raises:
-        ValueError: if `n` is negative, or the pool is too small.
-    """
+    """Return the first `n` records of a pool that differ from `record`. Raises ValueError if there are fewer."""
     if n < 0:
         raise ValueError(f"`n` shots must be at least 0, got {n}.")
     shots = list(islice((shot for shot in pool if shot != record), n))

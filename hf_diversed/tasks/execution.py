@@ -37,10 +37,7 @@ class CodeTask(Task):
 
     def tests(self, record: Record) -> str:
         """Return statements that fail unless the program is correct; they may use names that the program defines.
-
-        Raises:
-            ValueError: if the record has no tests.
-        """
+        Raises ValueError if the record has no tests."""
         raise NotImplementedError
 
     def check_scoring(self) -> None:

@@ -55,11 +55,7 @@ class PromptedTask:
         self.prompt_format: dict[str, Any] = {"shots": shots, "chat": chat} if shots or chat else {}
 
     def prompt(self, record: Record) -> str:
-        """Return the prompt as text.
-
-        Raises:
-            ValueError: if the pool is too small, or if `chat` is True and the tokenizer has no chat template.
-        """
+        """Return the prompt as text. Raises ValueError if the pool is too small, or the chat template is missing."""
         chosen = choose_shots(self.pool, self.shots, record)
         if self.chat:
             return self.task.chat_prompt(record, self.tokenizer, chosen)

@@ -24,11 +24,7 @@ class RewardError(ValueError):
 
 
 def completion_text(completion: str | Sequence[dict[str, Any]]) -> str:
-    """Return the text of a completion; for chat messages, the content of the last one.
-
-    Raises:
-        TypeError: if the completion is neither.
-    """
+    """Return the text of a completion; for chat messages, the content of the last one. Raises TypeError for others."""
     if isinstance(completion, str):
         return completion
     if isinstance(completion, Sequence) and completion and isinstance(completion[-1], dict):
@@ -87,11 +83,8 @@ def load_reward(
 
 
 def call_reward(function: RewardFunc, completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """Call a reward function and check its result.
-
-    Raises:
-        RewardError: if it raises, or does not return one finite number or None per completion.
-    """
+    """Call a reward function. Raises `RewardError` if it raises, or does not return one finite number or None per
+    completion."""
     name = _name(function)
     try:
         values = function(completions=completions, **columns)

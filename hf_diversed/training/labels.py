@@ -326,11 +326,7 @@ def cut(text: str, stop_strings: Sequence[str]) -> str:
 
 
 def load_labels(path: Path) -> Labels:
-    """Read a file that `make_labels` wrote, complete or not.
-
-    Raises:
-        ValueError: if it contains no labels.
-    """
+    """Read a file that `make_labels` wrote, complete or not. Raises ValueError if it contains no labels."""
     lines = read_lines(path) if path.is_file() else []
     by_batch = {line["batch"]: line["labels"] for line in lines[1:]}  # two processes may have made the same batch
     labels = [label for batch in by_batch.values() for label in batch]

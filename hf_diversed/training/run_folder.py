@@ -16,11 +16,7 @@ LOCK = ".training.lock"
 
 
 def check_writable(folder: Path) -> None:
-    """Create the folder if needed and test that it can be written to, before the first save.
-
-    Raises:
-        WriteError: if it cannot.
-    """
+    """Create the folder if needed. Raises `WriteError` if it cannot be written to, before the first save."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -33,10 +33,7 @@ _KINDS: dict = {
 
 def encode(value, number_of) -> bytes:
     """Return a value as a line. `number_of(thing)` returns the number of an object that is not a builtin, or raises.
-
-    Raises:
-        ValueError: if the line is longer than `MOST_BYTES`.
-    """
+    Raises ValueError if the line is longer than `MOST_BYTES`."""
     line = _dump(_to_json(value, number_of)).encode("utf-8", "surrogatepass") + b"\n"
     if len(line) > MOST_BYTES:
         raise ValueError(f"a value of {len(line)} bytes is too large, at most {MOST_BYTES} can be sent")

@@ -22,11 +22,8 @@ _ALLOWED = (
 
 
 def read_request(deployment: Deployment, params: Any) -> RequestSettings:
-    """Return the settings of a request from its vLLM `SamplingParams`.
-
-    Raises:
-        ValueError: for unknown fields and values out of range, with what is allowed.
-    """
+    """Return the settings of a request from its vLLM `SamplingParams`. Raises ValueError for unknown fields and values
+    out of range."""
     values = _read_fields(params.extra_args or {})
     chosen = values.pop("verifier", None)
     index = 0 if chosen is None else _index(deployment, chosen)
