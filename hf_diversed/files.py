@@ -3,9 +3,10 @@
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 REMOVE_LINE = "remove the line, or the whole file, to compute it again."
@@ -78,6 +79,12 @@ def read_lines(path: Path) -> list[dict]:
             raise ValueError(f"{path}, line {number} must be a JSON object, got {value!r}; {REMOVE_LINE}")
         values.append(value)
     return values
+
+
+def differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+    """Return where the settings in a file differ from the current ones: "seed: 0 there, 1 here"; "" if nowhere."""
+    names = sorted(name for name in stored.keys() | current.keys() if stored.get(name) != current.get(name))
+    return "; ".join(f"{name}: {stored.get(name)!r} there, {current.get(name)!r} here" for name in names)
 
 
 def drop_torn_line(path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hf_diversed.files import REMOVE_LINE, append_lines, drop_torn_line, read_lines, writing
+from hf_diversed.files import REMOVE_LINE, append_lines, differences, drop_torn_line, read_lines, writing
 
 
 _FILES = "batches-*.jsonl"
@@ -87,12 +87,9 @@ def remove_results(folder: Path | str) -> None:
 
 
 def _check_header(path: Path, found: dict, expected: dict) -> None:
-    found, expected = _flat(found), _flat(json.loads(json.dumps(expected)))
-    names = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
-    if names:
-        differences = "; ".join(f"{name}: {found.get(name)!r} there, {expected.get(name)!r} here" for name in names)
+    if changes := differences(_flat(found), _flat(json.loads(json.dumps(expected)))):
         raise ValueError(
-            f"{path} holds results of other settings ({differences}); use these settings, choose another output "
+            f"{path} holds results of other settings ({changes}); use these settings, choose another output "
             "folder, or remove the older results (--overwrite on the command line)."
         )
 

@@ -29,7 +29,7 @@ from transformers import DynamicCache
 
 from hf_diversed import _compat, model_facts
 from hf_diversed.blocks import DraftOutput, TargetOutput
-from hf_diversed.files import append_lines, drop_torn_line, read_lines
+from hf_diversed.files import append_lines, differences, drop_torn_line, read_lines
 from hf_diversed.formatting import PLAIN, duration
 from hf_diversed.harness.decode import Decoder, notify, with_progress
 from hf_diversed.harness.methods import Method
@@ -349,11 +349,8 @@ def _read_done(path: Path, about: dict[str, Any]) -> set[int] | None:
     lines = read_lines(path) if path.exists() else []
     if not lines:
         return None
-    stored = lines[0].get("settings", {})
-    different = sorted(name for name in about.keys() | stored.keys() if about.get(name) != stored.get(name))
-    if different:
-        changes = ", ".join(f"{name} ({stored.get(name)!r}, now {about.get(name)!r})" for name in different)
-        raise ValueError(f"{path} was written with other settings: {changes}. Use the same ones, or another file.")
+    if changes := differences(lines[0].get("settings", {}), about):
+        raise ValueError(f"{path} was written with other settings ({changes}). Use the same ones, or another file.")
     return {line["batch"] for line in lines[1:]}
 
 

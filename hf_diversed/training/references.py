@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_diversed.files import write_json
+from hf_diversed.files import differences, write_json
 
 
 class ReferenceRewards:
@@ -25,11 +25,10 @@ class ReferenceRewards:
         self.rewards: dict[str, float | None] = {}
         if path.exists():
             stored = _read(path)
-            if stored["settings"] != self.settings:
-                changed = {key for key in self.settings if stored["settings"].get(key) != self.settings[key]}
+            if changes := differences(stored["settings"], self.settings):
                 raise ValueError(
-                    f"{path.name} holds rewards that were measured with other settings "
-                    f"({', '.join(sorted(changed))}); use another output_dir, or remove the file to measure again."
+                    f"{path.name} holds rewards that were measured with other settings ({changes}); use another "
+                    "output_dir, or remove the file to measure again."
                 )
             self.rewards = stored["rewards"]
 

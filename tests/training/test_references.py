@@ -43,5 +43,5 @@ def test_chat_prompts_are_told_apart_by_content(path):
 def test_other_settings_are_refused_by_name(path):
     """Catches rewards of another target or reward, which would silently shift the constraint."""
     ReferenceRewards(path, SETTINGS).save()
-    with pytest.raises(ValueError, match=r"other settings \(generations, target\); use another output_dir"):
+    with pytest.raises(ValueError, match=r"other settings \(generations: 2 there, 4 here; target: .*\); use"):
         ReferenceRewards(path, {**SETTINGS, "target": "org/other", "generations": 4})
