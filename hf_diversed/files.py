@@ -21,7 +21,6 @@ def writing(path: Path, *also: type[Exception]) -> Iterator[None]:
     """Convert errors in the block to a `WriteError` with the path, which the original message may lack.
 
     Args:
-        path: the file or folder that is written.
         also: exceptions besides `OSError` that a failed write raises in this block.
     """
     failures: tuple[type[Exception], ...] = (OSError, *also)

@@ -51,12 +51,8 @@ _PATH = re.compile(
 
 
 def provenance(seed: int | None = None, device: torch.device | str | None = None) -> dict:
-    """Return a JSON-serializable record of this run: argv (as `recorded`), commit, versions, device, threads, time
-    and seed.
-
-    Args:
-        device: the device of the models; by default torch's default device.
-    """
+    """Return a JSON-serializable record of this run: argv (as `recorded`), commit, versions, device of the models (by
+    default torch's), threads, time and seed."""
     return {
         "argv": recorded(sys.argv),
         "git_commit": _git_commit(),

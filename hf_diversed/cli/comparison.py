@@ -71,11 +71,8 @@ def compiled_cases(
 
 
 def all_cases(head: DiversedHead, begin: int, end: int, sampling: Sampling) -> list[Case]:
-    """Return the target alone and every verifier, each with usual settings.
-
-    Args:
-        begin, end: tokens between which the phase verifier relaxes; it is lossless elsewhere.
-    """
+    """Return the target alone and every verifier, each with usual settings. The phase verifier relaxes between the
+    tokens `begin` and `end`."""
     single = replace(sampling, batch_size=1)
     greedy = replace(single, temperature=0.0)
     named = [(spec, build_verifier(spec)) for spec in EXAMPLES]

@@ -70,7 +70,7 @@ def calibrate(
         settings: as in `evaluate`, for one process and with `num_assistant_tokens` set.
         output: a folder that stores every finished call, so that an interrupted calibration can continue.
         max_quality_drop: tolerated drop, in (0, 1), in units of the task's metric.
-        confidence: probability that the chosen strictness stays within the drop, in (0, 1).
+        confidence: in (0, 1).
         strictnesses: values to test, from strict to permissive.
 
     Returns:

@@ -57,10 +57,8 @@ def fresh_head(target: PreTrainedModel, draft: PreTrainedModel | None, args: Div
 
 
 def set_initial_prediction(head: DiversedHead, args: DiversedConfig) -> None:
-    """Initialize a head to the weight `args.initial_weight` or, with token features, to `args.initial_lenience`.
-
-    The predictions do not depend on how inputs are standardized; call this again after `standardize`.
-    """
+    """Initialize a head to the weight `args.initial_weight` or, with token features, to `args.initial_lenience`. Call
+    this again after `standardize`, so that the predictions stay the same."""
     if head.needs_token:
         head.start_lenient(args.initial_lenience)
         return

@@ -25,11 +25,7 @@ _MARK = "_hf_diversed"
 
 
 class Slots:
-    """The settings of the requests in an engine's slots, on the host and as a table on the device that samples.
-
-    Args:
-        count: the number of slots.
-    """
+    """The settings of the requests in an engine's slots, on the host and as a table on the device that samples."""
 
     def __init__(self, deployment: Deployment, count: int):
         self.deployment = deployment
