@@ -43,7 +43,7 @@ def calibrate(options: CalibrateOptions) -> None:
     head.to(pair.target.device)
     if options.overwrite:
         remove_results(folder)
-    with preparing.interruptible(folder, folder):
+    with preparing.interruptible(folder):
         tested = run(
             pair,
             prompted,

@@ -71,7 +71,7 @@ def _folder(options: EvaluateOptions) -> Iterator[Path]:
         folder = Path(scratch) if options.output is None else options.output.with_suffix(".parts")
         if options.overwrite:
             remove_results(folder)
-        with preparing.interruptible(options.output, folder):
+        with preparing.interruptible(None if options.output is None else folder):
             yield folder
 
 

@@ -78,7 +78,7 @@ def read_records(task: Task, split: str, n: int, seed: int, data_file: str | Non
     return choose(records, min(n, len(records)), seed, data_file)
 
 
-def check_methods(option: str, specs: Sequence[str], target: str | None, head: str | None, task: str = "math") -> None:
+def check_methods(option: str, specs: Sequence[str], target: str | None, head: str | None, task: str) -> None:
     """Raise ValueError if a method cannot be built, also if a head that it names cannot be loaded."""
     embedded = WEIGHTS / "heads" / task
     default_head: HeadLike | None = embedded if head is None and target is None and embedded.is_dir() else head
@@ -201,11 +201,11 @@ def process_share(options: MeasuringOptions, **changes: Any) -> EvaluationSettin
     return settings_of(options, rank=int(os.environ.get("RANK", 0)), world_size=world_size, **changes)
 
 
-def interruptible(output: Path | None, folder: Path) -> AbstractContextManager[None]:
-    """On Ctrl-C print how the measurement can continue, if it can; finished calls are stored in `folder`."""
-    if output is None:
+def interruptible(kept: Path | None) -> AbstractContextManager[None]:
+    """On Ctrl-C print how the measurement can continue: from the finished calls in `kept`, if they are kept."""
+    if kept is None:
         return terminal.interruptible("Nothing was kept; pass --output to keep finished calls.")
-    return terminal.interruptible(f"Finished calls are kept in {folder}: run the same command again to continue.")
+    return terminal.interruptible(f"Finished calls are kept in {kept}: run the same command again to continue.")
 
 
 def numbers(option: str, text: str, kind: Callable[[str], Value]) -> list[Value]:
