@@ -138,9 +138,9 @@ _WRITTEN = (
 
 
 def check_new_folder(
-    option: str, folder: Path, overwrite: bool, inputs: Sequence[str | None] = (), resume: bool | None = None
+    folder: Path, overwrite: bool, inputs: Sequence[str | None] = (), resume: bool | None = None
 ) -> None:
-    """Raise ValueError if a folder contains files, unless `overwrite` or `resume` is set.
+    """Raise ValueError if --output-dir contains files, unless `overwrite` or `resume` is set.
 
     Hidden files, and caches of a run that has saved nothing else, are allowed.
 
@@ -148,7 +148,7 @@ def check_new_folder(
         inputs: models and heads that the run reads; `overwrite` must not remove them.
         resume: whether the run continues an earlier one; None for commands that cannot.
     """
-    check_output(option, folder, folder=True)
+    check_output("--output-dir", folder, folder=True)
     if overwrite and resume:
         raise ValueError("--overwrite starts a new run and --resume continues one; pass only one of them.")
     files = [path.name for path in sorted(folder.glob("[!.]*")) if not _matches(path.name, _CACHES)]
@@ -157,14 +157,14 @@ def check_new_folder(
     if not overwrite:
         continued = "" if resume is None else ", --resume to continue it"
         raise ValueError(
-            f"{option} {folder} is not empty: it holds {', '.join(files[:3])}{' ...' if len(files) > 3 else ''}. Pass "
-            f"--overwrite to remove what an earlier run wrote{continued}, or choose another folder."
+            f"--output-dir {folder} is not empty: it holds {', '.join(files[:3])}{' ...' if len(files) > 3 else ''}. "
+            f"Pass --overwrite to remove what an earlier run wrote{continued}, or choose another folder."
         )
     inside = [name for name in inputs if name and Path(name).resolve().is_relative_to(folder.resolve())]
     if inside:
         raise ValueError(
-            f"--overwrite is not possible: {option} {folder} holds {inside[0]}, which this run reads. Choose another "
-            "folder."
+            f"--overwrite is not possible: --output-dir {folder} holds {inside[0]}, which this run reads. Choose "
+            "another folder."
         )
 
 

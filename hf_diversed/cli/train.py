@@ -41,7 +41,7 @@ def train(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer | No
     folder, first = Path(config.output_dir), config.process_index == 0
     if first:
         inputs = (options.target, options.draft, options.head)
-        check_new_folder("--output-dir", folder, options.overwrite, inputs, resume=start is not None)
+        check_new_folder(folder, options.overwrite, inputs, resume=start is not None)
     with interruptible(_AGAIN), redirect_stdout(sys.stderr):  # output of the trainer and rewards
         trainer = build_trainer(options, config)
         if first and options.overwrite:
@@ -70,7 +70,7 @@ def labels_of(options: TrainOptions) -> Path | None:
 def train_on_labels(options: TrainOptions, config: DiversedConfig, path: Path) -> None:
     """Train a head on labels and save it with the report of the regression."""
     folder = Path(config.output_dir)
-    check_new_folder("--output-dir", folder, options.overwrite, (str(path),))
+    check_new_folder(folder, options.overwrite, (str(path),))
     labels = load_labels(path)
     if labels.settings["task"] != options.task:
         raise ValueError(f"--labels has labels of task {labels.settings['task']}, but --task is {options.task}.")
