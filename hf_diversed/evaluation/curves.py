@@ -18,8 +18,8 @@ from hf_diversed.method_names import MethodName
 Record = Mapping[str, Any]
 
 _NEEDED = {
-    *("method", "task", "metric", "n", "samples_per_prompt", "temperature", "num_assistant_tokens", "batch_size"),
-    *("quality", "quality_ci", "acceptance_rate", "acceptance_rate_ci", "seconds_per_sample"),
+    *("method", "task", "metric", "n", "samples_per_prompt", "temperature", "num_assistant_tokens"),
+    *("quality", "quality_ci", "acceptance_rate", "acceptance_rate_ci"),
 }
 
 
