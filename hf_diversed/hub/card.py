@@ -85,7 +85,13 @@ def render_card(
         own=own,
         **_about_pair(config, evaluation),
         **_about_decoding(config, own, training.get("training") or {}),
-        **_about_results(records, own, evaluation),
+        results=_results(records, own),
+        source_of_results=hub_source(own.get("task")),
+        setting=_setting(own),
+        evaluated_with=_made_with(evaluation.get("provenance") or {}),
+        strictness=_strictness(records, own),
+        competitor=_competitor(records, own),
+        as_trained=AS_TRAINED,
         **_about_training(training),
         points=_points,
         percent=percent,
@@ -132,20 +138,6 @@ def _about_decoding(config: DiversedHeadConfig, own: Mapping[str, Any], trained:
     return {
         "sampling": sampling,
         "max_new_tokens": own.get("max_new_tokens") or trained.get("max_completion_length") or 128,
-    }
-
-
-def _about_results(
-    records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any], evaluation: Mapping[str, Any]
-) -> dict[str, Any]:
-    return {
-        "results": _results(records, own),
-        "source_of_results": hub_source(own.get("task")),
-        "setting": _setting(own),
-        "evaluated_with": _made_with(evaluation.get("provenance") or {}),
-        "strictness": _strictness(records, own),
-        "competitor": _competitor(records, own),
-        "as_trained": AS_TRAINED,
     }
 
 
