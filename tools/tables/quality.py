@@ -130,6 +130,7 @@ def published() -> dict[str, Table]:
     others += [f"lenience:{value}" for value in (0.3, 0.1)]
     compared = [f"spec_cascade:token_v3:{alpha}" for alpha in (0.8, 0.95)]
     compared += ["lenience:0.3", "lenience:0.1", "static:0.5"]
+    six = ("lenience:0.3", "lenience:0.1", "spec_cascade:token_v3:0.8")
     greedy = ("lossless", "lenience:0.3", "lenience:0.03", "static:0.5", "fly", "top_k_relaxed:2", "typical")
     task = {name: [Column("accepted / drafted", "acceptance_rate", study=name)] for name in (mbpp, gsm8k)}
     for name, metric in ((mbpp, "pass@1"), (gsm8k, "accuracy")):
@@ -215,12 +216,26 @@ def published() -> dict[str, Table]:
         ),
         "mbpp": Table("method", methods("", "target", "lossless", *others, label), task[mbpp], setting),
         "gsm8k": Table("method", methods("", "target", "lossless", *others, label), task[gsm8k], setting),
+        "greedy-mbpp": Table(
+            "method",
+            methods(f"{mbpp}-t0", "target", "lossless", *six, label),
+            [
+                ACCEPTED,
+                PER_ROUND,
+                quality("pass@1"),
+                Column("points below the target", "quality_drop", tenths),
+                Column("prompts worse", "prompts_worse", count),
+                Column("better", "prompts_better", count),
+            ],
+            "{n} prompts of MBPP's test split, temperature 0, float32, 5 draft tokens per round, at most 320 new "
+            "tokens; 95% intervals clustered by prompt.",
+        ),
         "greedy": Table(
             "method",
             methods("", *greedy),
             [
-                Column("MBPP: accepted", "acceptance_rate", study=f"{mbpp}-t0"),
-                Column("below the target", "quality_drop", study=f"{mbpp}-t0"),
+                Column("MBPP: accepted", "acceptance_rate", study=f"{mbpp}-t0-others"),
+                Column("below the target", "quality_drop", study=f"{mbpp}-t0-others"),
                 Column("GSM8K: accepted", "acceptance_rate", study=f"{gsm8k}-t0"),
                 Column("below the target", "quality_drop", study=f"{gsm8k}-t0"),
             ],
