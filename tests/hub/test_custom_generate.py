@@ -10,8 +10,7 @@ import torch
 from huggingface_hub import constants, snapshot_download
 
 from hf_diversed import DiversedHead, DiversedHeadConfig, load_demo_pair, uninstall_hook
-from hf_diversed.hub import custom_generate, generate_with
-from hf_diversed.hub.custom_generate import SCRIPT
+from hf_diversed.hub import custom_generate
 from tests.hub.loopback import READER
 from tests.hub.test_card import snippet_of
 
@@ -96,19 +95,6 @@ def test_a_folder_is_warned_of(hub, installed, pair, tmp_path, caplog, monkeypat
     folder = snapshot_download(REPO, local_dir=tmp_path / "folder")
     assert by_script(pair, folder) == decode(pair, diversed_head=REPO)
     assert f"uses the head of {REPO} on the Hub" in warned[0]
-
-
-def test_contradictions_and_a_script_elsewhere(hub, pair, tmp_path):
-    make_head(pair).push_to_hub(REPO)
-    scope: dict = {"__file__": str(tmp_path / "generate.py")}
-    exec(hub.files(REPO)[SCRIPT], scope)
-    inputs = pair.tokenizer("1 plus 1", return_tensors="pt")
-    out = scope["generate"](pair.target, **inputs, assistant_model=pair.draft, max_new_tokens=4)
-    assert out.shape[1] > inputs["input_ids"].shape[1]
-    with pytest.raises(ValueError, match="remove verifier="):
-        generate_with(f"{REPO}@main", "x.py", pair.target, verifier="lossless")
-    with pytest.raises(ValueError, match="pass assistant_model="):
-        scope["generate"](pair.target, **inputs)
 
 
 def test_another_process_without_the_import(hub, installed, pair, tmp_path):

@@ -10,7 +10,7 @@ from huggingface_hub import HfApi, ModelCard, parse_eval_result_entries
 from hf_diversed import DiversedHead
 from hf_diversed.hub import PushError
 from hf_diversed.provenance import module_digest
-from tests.commands import refused, succeed
+from tests.commands import succeed
 from tests.hub.loopback import DROP, LOSE_ANSWER, READER
 from tests.hub.test_card import HUB, make_evaluation, make_record, make_training
 
@@ -43,7 +43,6 @@ def test_push_and_pull_elsewhere(hub, tmp_path):
     head = make_head()
     commit = head.push_to_hub(REPO, **records())
     assert set(ours(hub)) == FILES
-    assert HfApi().list_repo_files(REPO) == sorted({*FILES, ".gitattributes"})
     assert [c.title for c in hub.repositories[REPO].commits] == ["initial commit", "Upload DiversedHead"]
     assert commit.oid == hub.repositories[REPO].at("main").sha
     pulled = DiversedHead.from_pretrained(REPO, cache_dir=tmp_path / "elsewhere")
@@ -52,21 +51,6 @@ def test_push_and_pull_elsewhere(hub, tmp_path):
         "_name_or_path": "", "architectures": ["DiversedHead"], "dtype": pulled.config.to_dict()["dtype"],
     }  # fmt: skip
     assert pulled.name_or_path == REPO
-
-
-def test_card_pulled_back_is_the_card_rendered(hub):
-    """Catches a card that transformers overwrites, or that the Hub's parser reads differently."""
-    from hf_diversed.hub import HeadRecords, publication
-
-    make_head().push_to_hub(REPO, tags=["mine"], license="mit", **records())
-    card = ModelCard.load(REPO)
-    expected = publication(make_head(), HeadRecords(**records(), tags=("mine",), license="mit"), REPO)
-    assert str(card).encode() == expected["README.md"] == hub.files(REPO)["README.md"]
-    assert card.data.base_model == ["Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B"]
-    assert card.data.license == "mit"
-    assert {"mine", "custom_generate", "diversed"} <= set(card.data.tags)
-    own = make_evaluation()["records"][1]
-    assert card.data.eval_results[0].metric_value == own["quality"]
 
 
 def test_results_are_for_leaderboards(hub):
@@ -100,7 +84,9 @@ def test_nothing_but_the_head_is_sent(hub, tmp_path, monkeypatch):
     assert f"{hub.endpoint}/{REPO}/commit/" in result.output
     assert set(ours(hub)) == FILES
     assert hub.repositories[REPO].at("main").title == "Here"
-    assert {"one", "two"} <= set(ModelCard(hub.files(REPO)["README.md"].decode()).data.tags)
+    card = ModelCard(hub.files(REPO)["README.md"].decode()).data
+    assert {"one", "two"} <= set(card.tags)
+    assert card.base_model is None  # "my-target" is no id of the Hub
     for path, content in hub.files(REPO).items():
         assert str(tmp_path).encode() not in content, path
     assert json.loads(hub.files(REPO)["config.json"])["base_model_name_or_path"] == "my-target"
@@ -180,8 +166,9 @@ def test_a_concurrent_push_is_detected(hub, monkeypatch):
     make_head(seed=1).push_to_hub(REPO)
 
 
-@pytest.mark.parametrize("fault", [401, 403, 404, 429, 500, DROP])
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    ("step", "fault"), [*((step, 500) for step in STEPS), ("create", 401), ("upload", DROP), ("commit", 403)]
+)
 def test_nothing_is_half_published(hub, step, fault):
     """Catches a failure that leaves some files visible, has another type, or breaks the next push."""
     hub.fail(step, fault)
@@ -198,10 +185,9 @@ def test_nothing_is_half_published(hub, step, fault):
     assert len(hub.repositories[REPO].commits) == 2
 
 
-@pytest.mark.parametrize("step", ["create", "upload", "commit"])
-def test_lost_answers(hub, step):
+def test_lost_answers(hub):
     """Catches a second commit of the same files when only the Hub's answer was lost."""
-    hub.fail(step, LOSE_ANSWER)
+    hub.fail("commit", LOSE_ANSWER)
     with pytest.raises(PushError):
         make_head().push_to_hub(REPO, **records())
     hub.recover()
@@ -209,16 +195,3 @@ def test_lost_answers(hub, step):
     assert commit.oid == hub.repositories[REPO].at("main").sha
     assert len(hub.repositories[REPO].commits) == 2
     assert set(ours(hub)) == FILES
-
-
-def test_short_faults_are_retried(hub):
-    """Catches a push that fails although the client's retries would succeed."""
-    for step in ("preupload", "batch", "upload", "verify"):
-        hub.fail(step, 500, times=2)
-    make_head().push_to_hub(REPO)
-    assert len(hub.repositories[REPO].commits) == 2
-
-
-def test_errors_are_a_line_in_the_terminal(hub, tmp_path):
-    make_head().save_pretrained(tmp_path)
-    refused("Push again", "push", tmp_path, "visitor/head", code=1)
