@@ -22,12 +22,14 @@ def calibrate(head, *options: str):
 
 
 def test_writes_what_generate_uses(head):
-    """Catches a result that is printed but not saved, settings lost from the configuration, and a card without it.
+    """Catches a result that is printed but not saved, settings lost from the configuration, a card without it, and
+    finished batches that are not reused.
 
     Four tokens contain no answer, so no strictness has a drop; eight prompts suffice for a limit of 0.9.
     """
     before = json.loads((head / "config.json").read_text())
-    result = calibrate(head, "--max-quality-drop", "0.9", "--confidence", "0.9")
+    options = ("--max-quality-drop", "0.9", "--confidence", "0.9")
+    result = calibrate(head, *options)
     assert "The head's default strictness is now 0.05: a drop of at most 0.9 at 90% confidence." in result.output
     after = json.loads((head / "config.json").read_text())
     found = after["calibration"]
@@ -41,6 +43,11 @@ def test_writes_what_generate_uses(head):
     call = {**inputs, "assistant_model": pair.draft, "diversed_head": str(head), "do_sample": True, "top_k": 0}
     out = pair.target.generate(**call, max_new_tokens=4, return_dict_in_generate=True)
     assert out.stats.strictness == 0.05
+    (kept,) = (head / "calibration").iterdir()
+    assert kept.name == "math_temperature-1_gamma-5"
+    lines = (kept / "batches-0.jsonl").read_text()
+    calibrate(head, *options)
+    assert (kept / "batches-0.jsonl").read_text() == lines
 
 
 def test_a_failure_changes_nothing(head):
@@ -49,14 +56,3 @@ def test_a_failure_changes_nothing(head):
     result = calibrate(head, "--max-quality-drop", "0.01")
     assert "No strictness was found for a drop of 0.01, so the head is unchanged." in result.output
     assert (head / "config.json").read_bytes() == before
-
-
-def test_goes_on_where_it_stopped(head):
-    """Catches finished batches that are not reused."""
-    options = ("--max-quality-drop", "0.9")
-    calibrate(head, *options)
-    (kept,) = (head / "calibration").iterdir()
-    lines = (kept / "batches-0.jsonl").read_text()
-    assert kept.name == "math_temperature-1_gamma-5"
-    calibrate(head, *options)
-    assert (kept / "batches-0.jsonl").read_text() == lines

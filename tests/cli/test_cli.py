@@ -1,19 +1,15 @@
 """The command line, run in this process on the embedded pair."""
 
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from hf_diversed import DiversedHead, DiversedHeadConfig, load_demo_pair
+from hf_diversed import load_demo_pair
 from hf_diversed.cli.generate import build_method
 from hf_diversed.cli.models import load_pair
 from hf_diversed.cli.options import MethodOptions
-from hf_diversed.cli.rendering import pieces_text
 from hf_diversed.formatting import PLAIN
-from hf_diversed.outputs import CompileStats, TokenRecords
-from hf_diversed.token_view import ORIGINS, TokenReader
 from tests.commands import run, succeed
 
 
@@ -25,18 +21,6 @@ def test_demo_prints_a_row_per_method():
         assert re.search(rf"^{name} +(-|[0-9.]+%) ", result.stdout, re.MULTILINE), name
     assert "/1" in result.output
     assert "Question:" in result.output
-
-
-def test_demo_of_both_engines():
-    """Catches a compiled row that decodes eagerly, and compile time that counts as decoding."""
-    options = ("--num-examples", "2", "--max-new-tokens", "24", "--backend", "eager", "--repeats", "1")
-    result = succeed("demo", *options, "--engine", "both")
-    text = " ".join(result.output.split())
-    speed = float(re.search(r"compiled:diversed +[0-9.]+% +[0-9.]+ +([0-9.]+) ", text)[1])
-    seconds = re.search(rf"took ([0-9]+) s for compiled:{PLAIN} and ([0-9]+) s for compiled:diversed", text)
-    assert int(seconds[2]) > 0
-    # 48 tokens over the tracing time would be a few per second.
-    assert speed > 2 * 48 / int(seconds[2])
 
 
 def test_demo_without_a_compiler():
@@ -102,30 +86,6 @@ def test_generate_applies_the_strictness():
     assert accepted == [True, False, False, False]
 
 
-def test_tokens_have_colours():
-    """Catches tokens without their colours, and model output interpreted as markup."""
-    numbers = [torch.full((1, 2), float("nan"))] * 8
-    source = torch.tensor([[0, 1]], dtype=torch.int8)
-    records = TokenRecords(torch.tensor([[5, 6]]), source, torch.tensor([[True, False]]), *numbers)
-    reader = TokenReader(SimpleNamespace(all_special_ids=[], decode=lambda ids: "[red]" * len(ids)))
-    text = pieces_text(reader.read(records))
-    assert text.plain == "[red][red]"
-    assert [span.style for span in text.spans] == [ORIGINS["relaxed"].style, ORIGINS["residual"].style]
-
-
-def test_generate_with_folders(tmp_path):
-    """Catches a pair or head that only loads from the package."""
-    pair = load_demo_pair()
-    for name in ("target", "draft"):
-        getattr(pair, name).save_pretrained(tmp_path / name)
-        pair.tokenizer.save_pretrained(tmp_path / name)
-    widths = [model.get_output_embeddings().weight.shape[1] for model in (pair.target, pair.draft)]
-    DiversedHead(DiversedHeadConfig(*widths)).save_pretrained(tmp_path / "head")
-    paths = {name: str(tmp_path / name) for name in ("target", "draft", "head")}
-    options = [part for name, path in paths.items() for part in (f"--{name}", path)]
-    succeed("generate", "2 plus 3?", *options, "--max-new-tokens", "8", "--dtype", "float32")
-
-
 def test_compile(folder):
     """Catches options that do not reach the warm-up, and a message about a folder where nothing is stored."""
     pair = [str(folder / name) for name in ("target", "draft")]
@@ -134,15 +94,6 @@ def test_compile(folder):
     assert result.stdout.startswith("static:0.7: compiled 2 functions in ")
     assert "TORCHINDUCTOR_CACHE_DIR" not in result.stderr
     assert "TORCHINDUCTOR_CACHE_DIR" in run("compile", "--help").stdout
-
-
-def test_compile_warns_of_many_draft_tokens(folder, monkeypatch):
-    """Catches minutes of compilation without a warning for --num-assistant-tokens 300."""
-    monkeypatch.setattr("hf_diversed.cli.compile.warmup", lambda *args, **kwargs: CompileStats())
-    pair = [str(folder / name) for name in ("target", "draft")]
-    for gamma, warns in ((16, False), (300, True)):
-        result = succeed("compile", *pair, "--method", "static:0.7", "--num-assistant-tokens", str(gamma))
-        assert (f"rounds of {gamma} draft tokens can take many minutes" in result.stderr) is warns
 
 
 def test_dtype_of_the_pair():

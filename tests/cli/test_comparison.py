@@ -86,9 +86,3 @@ def test_noise_gives_no_ratio(invent):
     assert rows[0].seconds == [2.0, 2.0, 6.0]
     assert "too noisy to say" in shown(comparison_table(rows))
     assert compiled_line([*rows, *rows]).count("too noisy to say") == 1
-
-
-def test_one_repeat_gives_no_ratio(invent):
-    """Catches a ratio from a single measurement, whose noise is unknown."""
-    invent(lambda label, number: 1.0)
-    assert "too noisy to say" in shown(comparison_table(compare(repeats=1)))

@@ -2,9 +2,6 @@
 
 import json
 
-import pytest
-from transformers import GenerationConfig
-
 from hf_diversed.cli import models
 from hf_diversed.cli.training import call
 from hf_diversed.formatting import PLAIN
@@ -49,8 +46,7 @@ def test_evaluation_with_prompt_lookup(folder, tmp_path):
     assert run(*options, "--draft", str(folder / "draft")).exit_code == 2  # the folder has other settings
 
 
-@pytest.mark.parametrize("token", ["true", "false"])
-def test_training_with_prompt_lookup(folder, tmp_path, token):
+def test_training_with_prompt_lookup(folder, tmp_path):
     """Catches a head that cannot be trained without a draft model, or does not decode without one afterwards."""
     data = tmp_path / "data.jsonl"
     row = {"question": "1 and 1 and 1 and 1", "answer": "#### 3"}
@@ -60,7 +56,7 @@ def test_training_with_prompt_lookup(folder, tmp_path, token):
     options = {"task": "gsm8k", "target": folder / "target", "draft": "lookup", "data-file": data, "max-steps": 2}
     options |= {"num-iterations": 1, "per-device-train-batch-size": 8, "per-device-eval-batch-size": 4}
     options |= {"num-generations": 2, "max-completion-length": 12, "eval-steps": 1, "save-steps": 1, "use-cpu": "true"}
-    options |= {"report-to": "none", "token-features": token, "output-dir": tmp_path / "head"}
+    options |= {"report-to": "none", "token-features": "false", "output-dir": tmp_path / "head"}
     trainer = call([f"--{name}={value}" for name, value in options.items()])
     assert any("eval_acceptance_rate" in row for row in trainer.state.log_history)
     head = DiversedHead.from_pretrained(tmp_path / "head")
@@ -84,10 +80,3 @@ def test_demo_of_a_named_model(folder):
     assert "compiled:lenience:0.3" in result.output
     result = succeed("demo", "--model", target, "--draft", draft, "--engine", "eager", *short)
     assert f"from {draft}" in result.output.replace("\n", "")
-
-
-def test_a_pair_without_a_draft_moves(folder):
-    """Catches `None.to(device)`."""
-    pair = models.load_pair(str(folder / "target"), "lookup", "cpu")
-    assert pair.to("cpu").draft is None
-    assert isinstance(pair.target.generation_config, GenerationConfig)

@@ -112,17 +112,6 @@ def test_models_that_cannot_decode_together_are_refused_before_they_load(tmp_pat
         models.load_pair(target, good, "cpu")
 
 
-def test_a_vocabulary_is_read_once(tmp_path, monkeypatch):
-    """Catches a check that reads the target's vocabulary for each token of the draft's: half an hour for SmolLM2's."""
-    tokenizer = models.load_pair(None, None, "cpu").tokenizer
-    read = []
-    get_vocab = type(tokenizer).get_vocab
-    monkeypatch.setattr(type(tokenizer), "get_vocab", lambda self: read.append(self) or get_vocab(self))
-    name = shapes(tmp_path, tokenizer, llama(vocab_size=len(tokenizer)))
-    models.check_together(name, name, tokenizer)
-    assert len(read) == 2
-
-
 @pytest.mark.parametrize("device", ["cudaa", "meta", "cuda:99", "mps:7"])
 def test_unavailable_devices(device):
     """Catches an AssertionError of torch without CUDA, and a RuntimeError for an unknown device."""

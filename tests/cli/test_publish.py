@@ -53,22 +53,6 @@ def test_license_of_the_help_is_that_of_the_card():
     assert PushOptions(folder="head").license == LICENSE
 
 
-def test_info_shows_pair_sizes_task_and_results(folder):
-    """Catches a value that is missing or of another row."""
-    result = succeed("push", str(folder), "--info")
-    sizes = ("8,190.74 M", "596.05 M", "4096", "1024", "5,121 parameters")
-    models = ("Qwen/Qwen3-8B@0123abc", "Qwen/Qwen3-0.6B")
-    for words in (*sizes, *models, "gsm8k", "linear", "static:0.7", "75.1%", "70.4%", "hf-diversed train"):
-        assert words in result.output, words
-
-
-def test_info_without_records(tmp_path):
-    DiversedHead(type(HUB)(8, 8)).save_pretrained(tmp_path)
-    result = succeed("push", str(tmp_path), "--info")
-    assert "No results" in result.stderr
-    assert "None" not in result.output
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [

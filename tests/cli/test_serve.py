@@ -5,7 +5,7 @@ import shlex
 import sys
 
 from hf_diversed.zoo.loader import HEADS, WEIGHTS
-from tests.commands import refused, succeed
+from tests.commands import succeed
 
 
 HEAD = str(WEIGHTS / HEADS / "math")
@@ -48,11 +48,6 @@ def test_a_verifier_without_a_head():
     _, speculative, ours = written(*options.split())
     assert speculative["num_speculative_tokens"] == 3
     assert ours == {"verifier": "static:0.7", "choices": ["lenience:0.3", "static:0.5"], "max_bias": 0.2}
-
-
-def test_names_how_to_install_vllm(monkeypatch):
-    monkeypatch.setattr("shutil.which", lambda *args, **named: None)
-    refused("vLLM is not installed: pip install", *SERVE, "--head", HEAD, code=1)
 
 
 def test_becomes_the_server(monkeypatch, tmp_path):

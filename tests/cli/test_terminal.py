@@ -12,7 +12,7 @@ import torch
 import hf_diversed
 from hf_diversed.cli.main import COMMANDS
 from hf_diversed.cli.options import TASK_NAMES
-from hf_diversed.cli.terminal import EXTRAS, in_flags
+from hf_diversed.cli.terminal import in_flags
 from hf_diversed.sandbox import SandboxUnavailable
 from hf_diversed.tasks import TASKS
 from tests.commands import run
@@ -83,15 +83,6 @@ def test_every_command_reads_a_config(tmp_path):
 
 
 OPTIONS = ("--method", "static:0.5", "--max-new-tokens", "4", "--seed", "3")
-
-
-def test_extras_bring_what_they_are_named_for():
-    """Catches advice to install an extra that does not help."""
-    text = (ROOT / "pyproject.toml").read_text()
-    for module, extra in EXTRAS.items():
-        package = module.replace("_", "-")
-        (packages,) = re.findall(rf"^{extra} = \[(.*)\]$", text, re.MULTILINE)
-        assert re.search(rf'"{package}\b', packages), module
 
 
 ERRORS = [

@@ -8,13 +8,12 @@ from unittest.mock import Mock
 
 import pytest
 import yaml
-from transformers import TrainingArguments
 
 from hf_diversed import DiversedHead
 from hf_diversed.cli.options import TrainOptions
-from hf_diversed.cli.train import load_rows, read_records
+from hf_diversed.cli.train import load_rows
 from hf_diversed.cli.training import call, parse, without_debug
-from hf_diversed.tasks import get_task, load_records, loading
+from hf_diversed.tasks import get_task
 from hf_diversed.training.settings import TrainingSettings
 from tests.commands import refused, run, succeed
 
@@ -112,18 +111,6 @@ def test_resumes_from_the_given_checkpoint(monkeypatch, options, expected, tmp_p
     trainer.train.assert_called_once_with(resume_from_checkpoint=expected)
 
 
-def test_data_file_is_read_once(tmp_path, monkeypatch):
-    """Catches a large file that is parsed twice to count its records, and a different selection of them."""
-    task, path = get_task("gsm8k"), tmp_path / "data.jsonl"
-    path.write_text("".join(json.dumps(RECORDS["gsm8k"] | {"question": str(i)}) + "\n" for i in range(9)))
-    expected = load_records(task, "train", 4, 7, path)
-    read = Mock(wraps=loading.parse_lines)
-    monkeypatch.setattr(loading, "parse_lines", read)
-    assert read_records(task, "train", 4, 7, str(path)) == expected
-    assert len(read_records(task, "train", 100, 7, str(path))) == 9
-    assert read.call_count == 2
-
-
 EARLIER = ("model.safetensors", "config.json", "README.md", "calibration/batches-0.jsonl", "checkpoint-8/head.bin")
 
 
@@ -162,14 +149,6 @@ def test_overwriting_removes_the_earlier_run(monkeypatch, used):
     call(options)
     trainer.train.assert_called_once_with(resume_from_checkpoint=None)
     assert [path.name for path in used.iterdir()] == ["notes.txt"]
-
-
-def test_interrupts_name_resume(tmp_path, monkeypatch):
-    """Catches Ctrl-C during training that ends in "Aborted!"."""
-    monkeypatch.setattr("hf_diversed.cli.train.build_trainer", Mock(side_effect=KeyboardInterrupt))
-    result = run("train", "--task", "math", "--output-dir", str(tmp_path / "out"))
-    assert result.exit_code == 130
-    assert "Run the same command with --resume" in " ".join(result.stderr.split())
 
 
 def test_caches_alone_are_no_earlier_run(monkeypatch, tmp_path):
@@ -233,18 +212,6 @@ def test_help_explains_every_option_of_ours():
     assert "--adam-beta1" not in shown
     assert "--help-all" in shown
     assert not re.search("--[a-z]+_", shown)
-
-
-def test_help_all_shows_the_trainers_options_behind_ours():
-    """Catches an option shown twice, in two spellings, or not at all."""
-    shown = run("train", "--help-all").stdout
-    assert shown.index("--max-quality-drop") < shown.index("of transformers' trainer:") < shown.index("--adam-beta1")
-    assert len(re.findall(r"^  --learning-rate", shown, re.MULTILINE)) == 1
-    assert not re.search(r"^ +--[a-z]+_", shown, re.MULTILINE)
-    ours = {item.name for item in OURS}
-    for item in dataclasses.fields(TrainingArguments):
-        option = item.name.replace("_", "-")
-        assert re.search(rf"^  --{option}\b", shown, re.MULTILINE) or item.name in ours, option
 
 
 def test_flags_with_values():
