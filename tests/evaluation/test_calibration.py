@@ -8,7 +8,7 @@ import torch
 
 from hf_diversed import DiversedHead, DiversedVerifier
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
-from hf_diversed.evaluation.calibration import STRICTNESSES, calibrate, rewards
+from hf_diversed.evaluation.calibration import calibrate, rewards
 from tests.evaluation.fakes import Interrupted, LetterTask, examples, tiny_pair
 from tests.tiny import calibration, ragged_batch, tiny_head
 
@@ -112,10 +112,3 @@ def test_refusals(pair, tmp_path):
     with pytest.raises(ValueError, match="settings with `num_assistant_tokens`"):
         calibrate(pair, LetterTask(), examples(2), tiny_head(), settings, tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_the_default_strictness_values_are_exact():
-    """Catches 0.1 + 0.05 + ... in labels, which would not be found again."""
-    assert STRICTNESSES[0] == 0.95
-    assert STRICTNESSES[-1] == 0.05
-    assert [f"{strictness:g}" for strictness in STRICTNESSES] == [str(strictness) for strictness in STRICTNESSES]

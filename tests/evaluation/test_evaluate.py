@@ -1,8 +1,6 @@
 """The evaluation loop on tiny random models: its records, interruption, sharing between processes and continuation."""
 
 import json
-import math
-import re
 
 import pytest
 import torch
@@ -19,21 +17,6 @@ from tests.evaluation.fakes import Interrupted, LetterTask, examples, tiny_pair
 METHODS = ["target", "lossless", "static:0.5", "static:0.0", "diversed"]
 FEW = ["target", "static:0.5"]
 TIMES = ("seconds_per_sample", "tokens_per_second", "peak_memory_bytes", "peak_memory_kind")
-ALWAYS = {
-    *("method", "task", "metric", "n", "samples_per_prompt", "quality", "quality_ci", "mean_tokens", "length_ratio"),
-    *("temperature", "top_k", "top_p", "num_assistant_tokens", "seed", "batch_size", "max_new_tokens", *TIMES),
-}
-SPECULATIVE = {
-    *("acceptance_rate", "acceptance_rate_ci", "verified_acceptance_rate", "block_efficiency"),
-    *("accepted_per_position", "accepted_length", "accepted_length_exact", "accepted_length_iid"),
-    "accepted_length_z",
-}
-RECORDED = {"mean_tv", "relaxed_share", "mean_overshoot", "max_ratio"}
-MIXING = {"mean_weight", "mean_bias", "max_bias"}
-REFERRED = {"quality_drop", "quality_drop_ci", "quality_drop_upper", "reference", "prompts_better", "prompts_worse"}
-GAIN = {"static_gain", "static_gain_ci", "static_gain_lower", "static_gain_outside"}
-SPLIT = {"quality_relaxed", "quality_unrelaxed"}
-NOT_HERE = {"quality_wilson_ci", "split"}
 
 
 @pytest.fixture(scope="module")
@@ -70,22 +53,17 @@ def few(pair, tmp_path_factory):
     return evaluate(pair, LetterTask(), examples(5), FEW, settings(samples_per_prompt=2), output=folder), folder
 
 
-def test_every_field_is_there(whole):
-    """Catches missing fields, NaN in JSON, and numbers where a method has none."""
+def test_the_report_is_what_is_returned(whole):
+    """Catches NaN in JSON, missing bounds, and numbers where a method has none."""
     records, folder = whole
-    every = ALWAYS | SPECULATIVE | RECORDED | MIXING | REFERRED | GAIN | SPLIT | NOT_HERE
     for record in records:
-        method = record["method"]
-        expected = set(ALWAYS)
-        expected |= SPECULATIVE | RECORDED | REFERRED if method != "target" else set()
-        expected |= MIXING if method.startswith(("static", "diversed")) else set()
-        assert record.keys() == every
-        known = {name for name, value in record.items() if value is not None}
-        assert expected <= known <= expected | GAIN | SPLIT, method
-        numbers = [value for value in record.values() if isinstance(value, float)]
-        assert all(math.isfinite(value) for value in numbers)
-        low, high = record["quality_ci"]
-        assert low <= record["quality"] <= high
+        json.dumps(record, allow_nan=False)
+        assert record.keys() == records[0].keys()
+        assert (record["acceptance_rate"] is None) == (record["quality_drop"] is None) == (record is records[0])
+        for name in ("quality", "acceptance_rate", "quality_drop"):
+            if record[name] is not None:
+                low, high = record[f"{name}_ci"]
+                assert low <= record[name] <= high
     assert [record["method"] for record in records] == METHODS
     written = json.loads((folder / "evaluation.json").read_text())
     assert written["records"] == records
@@ -147,10 +125,9 @@ def test_without_plain_decoding(whole):
     assert alone["reference"] is alone["quality_drop"] is alone["static_gain"] is None
 
 
-@pytest.mark.parametrize("calls", [1, 4, 7])
-def test_an_interrupted_run_gives_the_same_table(pair, few, tmp_path, calls):
+def test_an_interrupted_run_gives_the_same_table(pair, few, tmp_path):
     """Catches seeds that depend on earlier calls, repeated calls, and an incomplete line that stops the run."""
-    chosen = settings(samples_per_prompt=2)
+    chosen, calls = settings(samples_per_prompt=2), 4
     with pytest.raises(Interrupted):
         evaluate(pair, LetterTask(calls_left=calls), examples(5), FEW, chosen, output=tmp_path)
     path = tmp_path / "batches-0.jsonl"
@@ -196,8 +173,6 @@ def test_methods_may_be_added_later(pair, few, tmp_path):
     ("changes", "count", "words"),
     [
         ({"batch_size": 2}, 4, ["batch_size: 3 there, 2 here"]),
-        ({"temperature": 0.5}, 4, ["temperature"]),
-        ({"max_new_tokens": 5}, 4, ["max_new_tokens: 6 there, 5 here"]),
         ({}, 3, ["data", "n: 4 there, 3 here"]),
     ],
 )
@@ -230,8 +205,7 @@ def test_a_broken_line_is_named(pair, tmp_path):
         report(tmp_path / "elsewhere")
 
 
-@pytest.mark.parametrize("stop_strings", [[], ["q", "Z"]])
-@pytest.mark.parametrize("pad_is_eos", [False, True])
+@pytest.mark.parametrize(("stop_strings", "pad_is_eos"), [([], True), (["q", "Z"], False)])
 def test_greedy_lossless_is_plain_decoding(pair, tmp_path, stop_strings, pad_is_eos):
     """Catches lengths that count padding or omit the EOS, in plain decoding."""
     if pad_is_eos:
@@ -271,8 +245,8 @@ def test_batches_hold_prompts_of_similar_length():
     assert plan_batches([5, 1, 5, 3, 1], 2) == [[1, 4], [3, 0], [2]]
 
 
-def test_wilson_bounds_and_memory(pair):
-    """Catches Wilson bounds for scores other than 0 and 1, or for several samples of a prompt; a peak in KiB."""
+def test_wilson_bounds(pair):
+    """Catches Wilson bounds for scores other than 0 and 1, or for several samples of a prompt."""
 
     class OneEach(LetterTask):
         def score_batch(self, completions, records):
@@ -281,14 +255,9 @@ def test_wilson_bounds_and_memory(pair):
     record = evaluate(pair, OneEach(), examples(5), ["target"], settings(split="test"))[0]
     wins = sum(example["text"][0] in "abc" for example in examples(5))
     assert record["quality_wilson_ci"] == pytest.approx(list(wilson(wins, 5)))
-    assert record["split"] == "test"
-    assert record["peak_memory_kind"] == "process_resident_since_start"
-    assert 50 * 2**20 < record["peak_memory_bytes"] < 2**40
-    assert (
-        evaluate(pair, OneEach(), examples(5), ["target"], settings(samples_per_prompt=2))[0]["quality_wilson_ci"]
-        is None
-    )
-    assert evaluate(pair, LetterTask(), examples(5), ["target"], settings())[0]["quality_wilson_ci"] is None
+    for task, samples in ((OneEach(), 2), (LetterTask(), 1)):
+        (record,) = evaluate(pair, task, examples(5), ["target"], settings(samples_per_prompt=samples))
+        assert record["quality_wilson_ci"] is None
 
 
 def test_bad_scores_are_refused(pair, tmp_path):
@@ -332,17 +301,3 @@ def test_a_head_of_another_pair_is_refused_before_anything_is_written(pair, tmp_
 def test_calls_that_cannot_work_are_refused(pair, changes, count, words):
     with pytest.raises(ValueError, match=words):
         evaluate(pair, LetterTask(), examples(count), ["target"], settings(**changes))
-
-
-def test_progress_without_a_terminal(pair, capsys):
-    """Catches minutes without output in a log file: a line before the first batch, and one after each batch."""
-    evaluate(pair, LetterTask(), examples(5), FEW, settings(batch_size=2, samples_per_prompt=2))
-    first, *lines = capsys.readouterr().err.splitlines()
-    calls, words = 3 * 2 * len(FEW), "letters at temperature 1"
-    assert first == f"{words}: {calls} calls, each with up to 2 prompts"
-    assert len(lines) == 3
-    for number, line in enumerate(lines, start=1):
-        left = "" if number == 3 else r", about \d+ s left"
-        assert re.fullmatch(rf"{words}: {number * 2 * len(FEW)} of {calls} calls in \d+ s{left}", line)
-    evaluate(pair, LetterTask(), examples(5), FEW, settings(progress=False))
-    assert capsys.readouterr().err == ""

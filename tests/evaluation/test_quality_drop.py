@@ -51,19 +51,6 @@ def num_passed(strictnesses, max_drop: float, confidence: float = 0.95) -> int:
     return [*passed, False].index(False)
 
 
-def test_monotone_in_drop_and_confidence():
-    """Catches a setting that passes for 1 point but not for 2, or at 99% but not at 95%."""
-    generator = np.random.default_rng(0)
-    for _ in range(50):
-        strictnesses = [generator.normal(shift, 0.1, size=300).clip(-1, 1) for shift in (-0.02, 0.0, 0.02, 0.04)]
-        limits = (0.005, 0.01, 0.03, 0.1)
-        values = [[p_value(drops, alpha) for drops in strictnesses] for alpha in limits]
-        assert (np.diff(values, axis=0) <= 0).all()
-        counts = [[num_passed(strictnesses, alpha, sure) for alpha in limits] for sure in (0.99, 0.95, 0.5)]
-        assert (np.diff(counts, axis=0) >= 0).all()
-        assert (np.diff(counts, axis=1) >= 0).all()
-
-
 def test_calibrations_have_the_stated_confidence():
     """2,000 calibrations with one strictness whose drop is just above the limit, on rewards of two samples per prompt.
     A valid test passes it in at most 5% of them, so in more than 128 with a probability below 2e-3. Settings without

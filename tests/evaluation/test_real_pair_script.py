@@ -66,22 +66,6 @@ def test_parts_are_pooled_and_kept(run, tmp_path):
     assert [path.stat().st_size for path in files] == sizes
 
 
-def test_methods_are_added_to_a_copy(run, tmp_path):
-    """Catches copies with completions, and copies that cannot be continued or copied again."""
-    report = run("--methods", PLAIN, "--copy-batches", str(tmp_path / "first"))
-    shutil.rmtree(tmp_path / "out")
-    (tmp_path / "first").rename(tmp_path / "out")
-    assert '"text"' not in (tmp_path / "out" / "gsm8k" / "part-0" / "batches-0.jsonl").read_text()
-    continued = run("--methods", f"{PLAIN},{LOSSLESS}", "--copy-batches", str(tmp_path / "second"))
-    assert continued["records"][0] == report["records"][0]
-    for folder, has_text in (("out", True), ("second", False)):
-        entries = read_results(tmp_path / folder / "gsm8k" / "part-0").entries.values()
-        found = [(entry["method"], "text" in entry["rows"]) for entry in entries]
-        assert found == [(PLAIN, False), (LOSSLESS, has_text)]  # the first one was not decoded again
-    with pytest.raises(ValueError, match="must differ"):
-        run("--methods", PLAIN, "--copy-batches", str(tmp_path / "out"))
-
-
 @pytest.mark.parametrize("batch_size", ["2", "1"])
 def test_prefill_is_shared_without_a_change(run, tmp_path, monkeypatch, batch_size):
     """Catches a repeated prefill of the same prompts, and copied keys and values that change the results."""
@@ -136,26 +120,6 @@ def test_categories_and_second_turns(run, tmp_path):
     assert len(second.entries) == 2
 
 
-def test_comparisons_of_categories(run, tmp_path):
-    """Catches comparisons whose category is lost, and a difference of qualities where nothing is scored."""
-    load_demo_pair().heads["math"].save_pretrained(tmp_path / "head")
-    report = run("--methods", f"{LOSSLESS},diversed:{tmp_path / 'head'}@0", task="specbench")
-    found = [(row["category"], row["minus"], row["quality"] is None) for row in report["comparisons"]]
-    assert found == [("math-turn-1", LOSSLESS, True), ("rag-turn-1", LOSSLESS, False)]
-
-
-def test_seconds_are_kept_by_draft_length(run, tmp_path):
-    """Catches a draft length that is not passed on, and timed repetitions that are repeated."""
-    options = f"--seconds --methods {PLAIN},{LOSSLESS} --gammas 1,2 --batch-sizes 1 --eager-only".split()
-    options += ["--timed-prompts", "1", "--repeats", "1"]
-    report = run(*options, name="speed")
-    assert [row["num_assistant_tokens"] for row in report["records"]] == [1, 2]
-    for row in report["records"]:
-        (single,) = row["seconds"]
-        assert list(single["methods"]) == [PLAIN, "upstream", LOSSLESS]
-    assert run(*options, name="speed")["records"] == report["records"]
-
-
 def test_prompts_are_held_out(tmp_path):
     """Catches training problems of MBPP, and problems of GSM8K that a head may be trained on."""
     mbpp = [{"text": "", "code": "", "test_list": ["assert True"], "task_id": n} for n in range(1, 975)]
@@ -206,11 +170,3 @@ def test_truncated_samples_have_their_own_file(run):
     assert report["records"][0]["top_k"] == 1
     for sampled, best in zip(report["records"], greedy["records"]):
         assert sampled["acceptance_rate"] == best["acceptance_rate"]
-
-
-def test_plain_prompts(run):
-    """Catches plain completion that does not end at the task's stop strings, or that overwrites chat results."""
-    plain = run("--methods", PLAIN, "--no-chat", name="gsm8k-plain")
-    (header,) = plain["provenance"]["evaluations"]
-    assert header["stop_strings"] == ["\nQuestion:"]
-    assert header["settings"]["add_special_tokens"]
