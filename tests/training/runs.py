@@ -4,7 +4,7 @@ import string
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast, TrainerCallback
+from transformers import PreTrainedTokenizerFast
 
 from hf_diversed.training import DiversedConfig, DiversedTrainer
 from tests.tiny import BOS, EOS, PAD, VOCAB_SIZE, tiny_draft, tiny_model
@@ -73,13 +73,3 @@ def trained(*args, **settings):
 
 def zero(completions, **columns):
     return [0.0] * len(completions)
-
-
-class Watch(TrainerCallback):
-    """Calls a function after every update."""
-
-    def __init__(self, look):
-        self.look, self.seen = look, []
-
-    def on_step_end(self, args, state, control, **kwargs):
-        self.seen.append(self.look())

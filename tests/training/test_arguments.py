@@ -1,15 +1,11 @@
 """Settings of a run: valid defaults, and errors before anything is loaded."""
 
 import json
-from dataclasses import fields
 
 import pytest
 from transformers import HfArgumentParser
 
-from hf_diversed.head.configuration_diversed import FEATURES, HEAD_TYPES
 from hf_diversed.training import DiversedConfig
-from hf_diversed.training.arguments import own_settings
-from hf_diversed.training.settings import TrainingSettings
 from tests.training.runs import config
 
 
@@ -18,21 +14,6 @@ def test_defaults_are_valid(tmp_path):
     found = DiversedConfig(output_dir=str(tmp_path), report_to="none")
     assert found.constrained
     assert found.max_steps % found.num_iterations == found.save_steps % found.num_iterations == 0
-
-
-def test_every_setting_of_ours_has_help(tmp_path):
-    """Catches a setting without a text in `--help`, and records of other settings than ours."""
-    own = fields(TrainingSettings)
-    assert all(item.metadata["help"] for item in own)
-    assert set(own_settings(config(tmp_path))) == {item.name for item in own}
-    assert {"num_iterations", "learning_rate"} < {item.name for item in own} < {f.name for f in fields(DiversedConfig)}
-
-
-def test_help_names_the_choices():
-    """Catches help texts with other choices than those of the head's configuration."""
-    words = {item.name: item.metadata["help"] for item in fields(TrainingSettings)}
-    for name, choices in (("head_features", FEATURES), ("head_type", HEAD_TYPES)):
-        assert all(choice in words[name] for choice in choices)
 
 
 BEST = {"eval_strategy": "steps", "load_best_model_at_end": True}

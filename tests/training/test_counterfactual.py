@@ -9,7 +9,6 @@ import torch
 
 from hf_diversed import DiversedHead, DiversedVerifier
 from hf_diversed.cli.training import call
-from hf_diversed.provenance import module_digest
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.training.counterfactual import FitSettings, fit_head
 from hf_diversed.training.labels import Labels, load_labels
@@ -60,15 +59,14 @@ def test_gain_counts_the_run_that_lossless_verification_accepts():
     assert labels.gain.tolist() == pytest.approx([1.0 + 0.5 + 0.5 * 0.25, 1.5, 1.0])
 
 
-@pytest.mark.parametrize("head_type", ["linear", "mlp"])
-def test_price_per_token_gained_prefers_tokens_that_gain_more(head_type: str):
+def test_price_per_token_gained_prefers_tokens_that_gain_more():
     """Catches a price per draft token kept, a sign, and a price that does not keep the share."""
     labels = planted(lambda inputs: 2.0 + 0.3 * inputs["features"][:, 0])
     active = torch.rand(len(labels.cost), generator=torch.Generator().manual_seed(3)) < 0.5
     labels.inputs["lookahead"] = torch.zeros(len(active), LOOKAHEAD, 4)
     labels.inputs["lookahead"][:, 0, 3] = active.float()
     assert labels.gain.unique().tolist() == [1.0, 2.0]
-    settings = FitSettings(head_type, target_after=False, kept_share=0.3, per_token_gained=True)
+    settings = FitSettings("linear", target_after=False, kept_share=0.3, per_token_gained=True)
     head, report = fit_head(labels, settings)
     inputs = {name: labels.inputs[name] for name in ("features", "token", "lookahead")}
     kept, ratio = head(**inputs) < 0.0, labels.cost / labels.gain
@@ -100,18 +98,6 @@ def test_folds_keep_prompts_together():
     assert fit_head(labels, FitSettings())[1]["r2"] < 0.05
 
 
-def test_mlp_learns_what_a_linear_head_cannot():
-    labels = planted(lambda inputs: inputs["token"][:, 0].abs())
-    few = {"lookahead": 0, "target_after": False}
-    explained = {kind: fit_head(labels, FitSettings(kind, **few))[1]["r2"] for kind in ("linear", "mlp")}
-    assert explained["mlp"] > explained["linear"] + 0.2
-
-
-def test_same_labels_give_the_same_head():
-    heads = [fit_head(planted(), FitSettings("mlp"))[0] for _ in range(2)]
-    assert module_digest(heads[0]) == module_digest(heads[1])
-
-
 def test_a_head_decodes_as_the_saved_one(tmp_path):
     """Catches inputs, or the scale of the strictness, that are not stored with the head."""
     head, _ = fit_head(planted(noise=1.0), FitSettings())
@@ -129,20 +115,10 @@ def test_a_head_decodes_as_the_saved_one(tmp_path):
     assert verifier.num_assistant_tokens == 3
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"kept_share": 1.0}, "kept_share must lie"),
-        ({"sharpness": 0.0}, "sharpness must be above 0"),
-        ({"folds": 1}, "folds must be at least 2"),
-    ],
-)
-def test_settings_out_of_range(wrong: dict, message: str):
-    with pytest.raises(ValueError, match=message):
-        FitSettings(**wrong)
-
-
-def test_inputs_that_were_not_recorded():
+def test_refusals():
+    for wrong in ({"kept_share": 1.0}, {"sharpness": 0.0}, {"folds": 1}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must"):
+            FitSettings(**wrong)
     labels = planted()
     with pytest.raises(ValueError, match="need labels with these inputs"):
         fit_head(labels, FitSettings(lookahead=LOOKAHEAD + 1))

@@ -90,10 +90,7 @@ def fresh(model, prompt_ids: list[int], completion: list[int]) -> tuple[torch.Te
     return torch.softmax(output.logits[0, place] / TEMPERATURE, -1), output.hidden_states[-1][0, place]
 
 
-@pytest.mark.parametrize(
-    ("architecture", "features"),
-    [("llama", "both"), ("gpt2", "both"), ("llama", "distribution"), ("llama", "distribution+token")],
-)
+@pytest.mark.parametrize(("architecture", "features"), [("gpt2", "both"), ("llama", "distribution+token")])
 def test_decisions_are_those_of_a_fresh_forward(architecture: str, features: str):
     """Catches probabilities or inputs of another position, row or rejected token, and raw distributions."""
     drawn = draw(architecture, features)
@@ -276,10 +273,10 @@ def test_weights_of_other_tokens_are_computed_only_if_needed(monkeypatch):
     """Catches weights of the whole vocabulary that are computed without need, and decisions that differ."""
     sampler = make_sampler()
     head = make_head(*runs.pair(), features="distribution+token")
-    told = sampler.relaxed(PROMPTS * 40, head, seed=0)
+    told = sampler.relaxed(PROMPTS * 8, head, seed=0)
     monkeypatch.setattr(diversed, "vocabulary_features", None)  # would be called
     sampler.records_bias = False
-    found = sampler.relaxed(PROMPTS * 40, head, seed=0)
+    found = sampler.relaxed(PROMPTS * 8, head, seed=0)
     for name in set(Decisions.COLUMNS) - {"bias"}:
         assert torch.equal(getattr(found.decisions, name), getattr(told.decisions, name)), name
     assert found.completion_ids == told.completion_ids

@@ -1,12 +1,9 @@
 """Training of heads with token features: their start, their baseline, and what they learn."""
 
-import shutil
-
 import pytest
 import torch
 
 from tests.training import runs
-from tests.training.short_runs import same
 from tests.training.test_trainer import TOKEN, history
 
 
@@ -51,17 +48,3 @@ def test_baseline_leaves_one_out(tmp_path, normalize: bool):
     torch.testing.assert_close(one, -other)
     assert advantage.abs().max() > 0.0
     assert (advantage.square().mean().sqrt() - 1.0).abs() < 1e-4 or not normalize
-
-
-def test_resumed_run_ends_where_the_unbroken_one_does(tmp_path):
-    """Catches an initialisation that is repeated on resume, and inputs scaled twice."""
-    settings = {**TOKEN, "max_steps": 8, "learning_rate": 0.3, "kl_coef": 0.05, "acceptance_coef": None}
-    unbroken = runs.trained(tmp_path / "unbroken", **settings)
-    shutil.copytree(tmp_path / "unbroken", tmp_path / "broken")
-    for step in (6, 8):
-        shutil.rmtree(tmp_path / "broken" / f"checkpoint-{step}")
-    resumed = runs.trainer(tmp_path / "broken", **settings)
-    resumed.train(resume_from_checkpoint=True)
-    assert same(resumed.model, tmp_path / "unbroken" / "checkpoint-8")
-    assert history(resumed, "kl") == history(unbroken, "kl")
-    assert min(history(resumed, "kl")) > 0.0
