@@ -49,7 +49,6 @@ def test_every_verifier_is_served_or_refused_by_name():
     [
         ([], "must be an object with some of verifier, head, choices, strictness, max_bias, max_ratio"),
         ({"quality": 0.5}, "got quality in it"),
-        ({"hed": HEAD}, "must be an object with some of .*; got hed in it"),
         ({}, "the verifier 'diversed' needs `head`"),
         ({"verifier": "static:0.5", "head": HEAD}, "`head` belongs to the verifier 'diversed', which is not among"),
         (
@@ -61,13 +60,7 @@ def test_every_verifier_is_served_or_refused_by_name():
         ({"verifier": "static:0.5", "strictness": 0.5}, "'static:0.5' has no strictness; its settings: max_bias"),
         ({"verifier": "static:0.5:0.1"}, "has bounds in its name; set `max_bias` or `max_ratio` beside the verifier"),
         ({"head": HEAD, "strictness": 2}, r"`strictness` must lie in \[0, 1\], got 2.0"),
-        ({"head": HEAD, "strictness": "low"}, r"`strictness` must be a number in \[0, 1\], got 'low'"),
         ({"verifier": 3}, r'`verifier` must be a verifier by name, such as "lenience:0.3", got 3'),
-        ({"verifier": None}, "`verifier` must be a verifier by name, .* got None"),
-        (
-            {"head": HEAD, "choices": 5},
-            r'`choices` must be a list of verifiers by name, such as \["lenience:0.3"\], got 5',
-        ),
         ({"head": HEAD, "choices": [5]}, r"`choices` must be a list of verifiers by name, .* got \[5\]"),
     ],
 )
@@ -111,14 +104,13 @@ def test_refuses_the_rust_frontend(monkeypatch):
 SAMPLING = ("draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark")
 
 
-@pytest.mark.parametrize("method", [*SAMPLING, "ngram", "ngram_gpu", "suffix", "medusa"])
-@pytest.mark.parametrize("sample", ["greedy", "probabilistic"])
-def test_which_draft_tokens_are_one_hot(method, sample):
+@pytest.mark.parametrize("method", [*SAMPLING, "draft_model, greedy", "ngram", "ngram_gpu", "suffix", "medusa"])
+def test_which_draft_tokens_are_one_hot(method):
     """Catches distributions expected of draft tokens that are looked up, greedy, or of Medusa."""
-    drafting = speculative(method=method, draft_sample_method=sample)
-    one_hot = sample == "greedy" or method not in SAMPLING
-    for settings in ({"verifier": "lenience:0.3"}, {"head": HEAD}):
-        assert Deployment.of(engine(settings, drafting)).one_hot == one_hot
+    name, *greedy = method.split(", ")
+    drafting = speculative(method=name, draft_sample_method="greedy" if greedy else "probabilistic")
+    one_hot = method not in SAMPLING
+    assert Deployment.of(engine({"verifier": "lenience:0.3"}, drafting)).one_hot == one_hot
     if one_hot:
         with pytest.raises(ValueError, match=r"confidence, which greedy and looked-up draft tokens do not have"):
             Deployment.of(engine({"verifier": "contrastive"}, drafting))

@@ -226,22 +226,3 @@ def test_an_unknown_vllm_stays_lossless_with_one_line(vllm, caplog):
     assert "GPUModelRunner._sample of v1/worker/gpu_model_runner.py takes (self, logits)" in record.message
     assert processor.validate_logits_processors_params == processor.seen.append
     assert "_sample" not in vars(runner)
-
-
-def test_without_admission_the_sampling_process_logs(vllm, caplog):
-    """Catches an unknown vLLM that is never logged, because the process that logs it has another name."""
-    (vllm.package / "v1/engine/input_processor.py").unlink()
-    vllm.runner(engine(STATIC))
-    assert "v1/engine/input_processor.py does not exist" in caplog.text
-
-
-def test_a_process_of_the_engine_keeps_no_hook(monkeypatch):
-    """Catches a hook on `generate` in the engine's processes, and its removal elsewhere."""
-    undone = []
-    monkeypatch.setattr(plugin, "uninstall_hook", lambda: undone.append(True))
-    monkeypatch.setattr(plugin, "watch", lambda name, callback: None)
-    plugin.register()
-    assert not undone
-    monkeypatch.setattr("multiprocessing.parent_process", lambda: "the frontend")
-    plugin.register()
-    assert undone
