@@ -36,7 +36,7 @@ def test_chain_equals_decoding_one_token_at_a_time(pair):
 def test_training_learns_a_text_and_saves_what_vllm_reads(pair, tmp_path, capsys, monkeypatch):
     """Catches goals of another token, and parameters under other names."""
     batch = {
-        name: values[:2, :48] for name, values in next(eagle3.batches(Recipe(), "target", pair.tokenizer, 0)).items()
+        name: values[:2, :24] for name, values in next(eagle3.batches(Recipe(), "target", pair.tokenizer, 0)).items()
     }
     monkeypatch.setattr(eagle3, "batches", lambda *_: itertools.repeat(batch))
     monkeypatch.setattr(eagle3, "NUM_HELD_OUT", 1)

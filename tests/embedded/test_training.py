@@ -54,13 +54,6 @@ def test_a_killed_run_ends_in_the_same_weights(tokenizer, tmp_path, monkeypatch)
     assert figures["schedules"] == [{"from_step": 0, "steps": STEPS}]
 
 
-def test_an_extended_run_is_recorded(tokenizer, tmp_path):
-    """Catches the provenance of an extended run that looks like that of a single run."""
-    for steps in (2, 3):
-        _, figures = train.train_model(recipe_of(steps), "target", tokenizer, tmp_path, compiled=False)
-    assert figures["schedules"] == [{"from_step": 0, "steps": 2}, {"from_step": 2, "steps": 3}]
-
-
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
@@ -86,16 +79,6 @@ def test_loss_weights(tokenizer):
     for batch in found:
         assert torch.equal(batch["labels"] == -100, batch["weights"] == 0)
         assert torch.equal(batch["input_ids"] == tokenizer.pad_token_id, batch["weights"] == 0)
-
-
-def test_only_results_of_a_drill_have_loss(tokenizer):
-    """Catches loss on operands, which are random and cannot be learned."""
-    batch = next(batches(dataclasses.replace(TINY, families={"drills": 1.0}), "target", tokenizer, 0))
-    for ids, weights in zip(batch["input_ids"], batch["weights"]):
-        text = tokenizer.convert_ids_to_tokens(ids)
-        heavy = [index for index, weight in enumerate(weights) if weight == TINY.number_weight]
-        assert all(text[index - 1] == "=" or (index - 1 in heavy) for index in heavy)
-        assert len([index for index in heavy if text[index - 1] == "="]) == 11
 
 
 def test_provenance_records_the_checked_in_recipe():
