@@ -128,24 +128,6 @@ def test_isolation_is_disabled_only_on_request(sandbox: FakeSandbox):
     assert get_task("gsm8k", allow_code_execution=True, unsafe_code_execution=True).name == "gsm8k"
 
 
-def test_programs_and_tests():
-    """Catches tests or helpers that the program can change, a check that is not called, Windows line ends."""
-    mbpp, humaneval, code = allowed("mbpp"), allowed("humaneval"), allowed("code")
-    assert mbpp.program(RIGHT, RECORDS["mbpp"]) == RIGHT
-    assert (
-        mbpp.tests(RECORDS["mbpp"]) == "THREE = double(3) // 2\n\nassert double(1) == 2\nassert double(THREE) == 6\n"
-    )
-    assert mbpp.tests(RECORDS["mbpp_sanitized"]).startswith("import math\nimport sys\nassert ")
-    assert humaneval.program("    return 2 * x\n\n\ndef other():\n    broken(", RECORDS["humaneval"]) == (
-        'import math\n\n\ndef double(x):\n    """Return twice x."""\n    return 2 * x\n\n\n'
-    )
-    assert humaneval.tests(RECORDS["humaneval"]) == (
-        "import math\n\n\n\ndef check(candidate):\n    assert candidate(1) == 2\n\n\ncheck(double)\n"
-    )
-    assert code.program(f"{RIGHT}\nTask: next", RECORDS["code"]) == f"{RIGHT}\n"
-    assert code.tests(RECORDS["code"]) == "assert double(1) == 2\nassert True\n"
-
-
 @pytest.mark.parametrize(
     ("name", "changed"),
     [
@@ -161,42 +143,17 @@ def test_refuses_records_without_tests(name: str, changed: dict, sandbox: FakeSa
         allowed(name).score(RIGHT, RECORDS[name] | changed)
 
 
-EQUALS_EVERYTHING = """
-class A:
-    def __eq__(self, other):
-        return True
-    def __lt__(self, other):
-        return True
-    def __sub__(self, other):
-        return self
-    __abs__ = __neg__ = lambda self: self
-def double(x):
-    return A()
-"""
-CHILD_PER_GUESS = """
-import os
-def double(x):
-    for guess in range(20):
-        pid = os.fork()
-        if pid == 0:
-            return guess
-        if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0:
-            os._exit(0)
-    os._exit(1)
-"""
 TABLE = "def double(x):\n    return {1: 2, 3: 6}.get(x)\n"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_references_pass_in_the_real_sandbox_and_cheats_do_not(name: str):
-    """Catches a wrong call of the sandbox, and asserts that the program controls: by an object that equals everything,
-    a child per guess, a subclass of the right type, or a replaced builtin. A table of the expected values passes any
-    test."""
+    """Catches a wrong call of the sandbox, and asserts that the program controls; tests/sandbox has more cheats. A
+    table of the expected values passes any test."""
     task, record = runnable(name), RECORDS[name]
-    number = EQUALS_EVERYTHING.replace("class A:", "class A(int):").replace("return A()", "return A(5)")
-    replaced = "import builtins, math\nmath.floor = abs = builtins.abs = lambda x: 1\ndef double(x): return 0\n"
-    wrong = [WRONG, "import sys\nsys.exit(0)\n", EQUALS_EVERYTHING, CHILD_PER_GUESS, number, replaced]
-    assert task.score_batch([task.reference(record), TABLE, *wrong], [record] * 8) == [1.0, 1.0, *[0.0] * 6]
+    equal = "class A:\n    def __eq__(self, other): return True\ndef double(x): return A()\n"
+    wrong = [WRONG, "import sys\nsys.exit(0)\n", equal]
+    assert task.score_batch([task.reference(record), TABLE, *wrong], [record] * 5) == [1.0, 1.0, *[0.0] * 3]
 
 
 def test_helpers_of_the_prompt_are_not_the_programs():

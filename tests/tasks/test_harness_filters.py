@@ -14,21 +14,13 @@ GOLD = "Each of 18 boxes holds 70, so 18 x 70 = <<18*70=1260>>1260.\n#### 1,260"
 SCORES = [
     ("18 x 70 = 1260.\n#### 1260", 1.0, 1.0, 1.0),
     ("18 x 70 = 1,260.\n#### 1,260", 1.0, 1.0, 1.0),
-    ("#### 1260.", 1.0, 1.0, 1.0),
     ("#### 1261", 0.0, 0.0, 0.0),
-    ("#### -1260", 0.0, 0.0, 0.0),
     ("So I cannot tell.", 0.0, 0.0, 0.0),
-    ("", 0.0, 0.0, 0.0),
     # Without a marker, `strict-match` finds nothing.
     ("That makes 1260 in all.", 0.0, 1.0, 1.0),
     ("The answer is $1,260.", 0.0, 1.0, 1.0),
-    ("18 x 70 = 1260", 0.0, 1.0, 1.0),
-    ("**1260**.", 0.0, 1.0, 1.0),
-    ("18 x 70 = 1250", 0.0, 0.0, 0.0),
-    ("First 1260, then 90", 0.0, 0.0, 0.0),
     ("#### $1260", 0.0, 1.0, 1.0),  # strict-match needs the digits next to the marker
     ("#### 1260\n\nSee exercise 12", 1.0, 0.0, 1.0),  # flexible-extract uses the last number
-    ("#### 1260\n#### 7", 1.0, 0.0, 1.0),
     ("The answer is 1260, from 18 boxes", 0.0, 0.0, 1.0),  # the stated answer is not the last number
     ("The answer is 12. Or 1260", 0.0, 1.0, 0.0),
     (r"So \boxed{1260}, for 18 boxes", 0.0, 0.0, 1.0),  # the harness reads no boxes in this task
