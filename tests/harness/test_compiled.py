@@ -6,7 +6,7 @@ from transformers import CompileConfig
 
 from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, clear_compiled, warmup
 from hf_diversed.engines.buffers import capacity_for
-from hf_diversed.harness.compiled import default_compile_config, prompt_lengths
+from hf_diversed.harness.compiled import prompt_lengths
 from tests import tiny
 
 
@@ -98,11 +98,3 @@ def test_a_pair_that_cannot_be_compiled_is_refused(pair):
     target.forward = target.forward
     with pytest.raises(ValueError, match=r"nothing was compiled.*has a forward that was replaced"):
         warmup(target, draft, verifier="static:0.5", max_length=64, compile_config=CONFIG)
-
-
-def test_default_compile_config():
-    """Catches CUDA graphs without CUDA, dynamic shapes, and plain decoding left uncompiled on a CPU."""
-    cpu, cuda = (default_compile_config(torch.device(kind)) for kind in ("cpu", "cuda"))
-    assert (cpu.mode, cuda.mode, cpu.dynamic) == ("default", "reduce-overhead", False)
-    assert default_compile_config(torch.device("cuda"), "eager").mode == "default"
-    assert cpu._compile_all_devices
