@@ -11,10 +11,8 @@ import yaml
 
 import hf_diversed
 from hf_diversed.harness.methods import MethodName
-from hf_diversed.tasks import TASKS
 from tests.commands import run
 from tools import render_docs
-from tools.draw_figures import round_picture
 
 
 ROOT = Path(__file__).parent.parent
@@ -68,14 +66,6 @@ def test_figures_are_rendered_from_results(page):
     assert text.count("<!-- begin:") == text.count("<!-- end:") == len(re.findall(render_docs.MARK, text))
 
 
-def test_every_section_has_its_page():
-    """Catches a table that is on no page, and a name that is not rendered."""
-    shown = {name for page in render_docs.PAGES for _, name, _ in render_docs.MARK.findall(page.read_text())}
-    assert shown == set(render_docs.SECTIONS)
-    with pytest.raises(KeyError):
-        render_docs.render("<!-- begin:nothing -->\n<!-- end:nothing -->")
-
-
 RESULT_PAGES = [page for page in render_docs.PAGES if page.stem.startswith(("results", "choosing", "index"))]
 # A rate, points, a factor, or the two bounds in parentheses.
 IN_PROSE = re.compile(r"(-?\d[\d,]*\.?\d*)(?:%| points| times)|\((-?[\d.]+) to (-?[\d.]+)\)")
@@ -95,22 +85,6 @@ def test_figures_in_prose_are_in_a_table(page):
         if not any(abs(other - value) <= half for other in shown):
             missing.append(number)
     assert missing == [], page.name
-
-
-def test_installation_needs_no_package_index():
-    """Catches a page that installs the package from the index, where it is not published."""
-    notebooks = (ROOT / "examples" / "notebooks").glob("*.ipynb")
-    for page in (ROOT / "README.md", *PAGES, *notebooks):
-        assert not re.search(r"pip install [^`\n]*hf-diversed", page.read_text()), page.name
-    for page in (ROOT / "README.md", ROOT / "docs" / "index.md"):
-        assert re.search(r"```bash\ngit clone .*\nmake demo", page.read_text()), page.name
-
-
-def test_every_task_is_documented():
-    """Catches a task that is missing in the documentation."""
-    page = (ROOT / "docs" / "training.md").read_text()
-    for name in TASKS:
-        assert f"`{name}`" in page, name
 
 
 def test_every_page_is_in_the_navigation():
@@ -172,8 +146,3 @@ def test_parameters_of_methods_are_those_of_the_code(form, cell):
         for value, allowed in cases.items():
             with contextlib.nullcontext() if allowed else pytest.raises(ValueError, match="must"):
                 build(**required | {parameter: value})
-
-
-def test_the_picture_of_a_round_is_as_its_tool_draws_it():
-    """Catches a picture that was drawn manually, or before its tool changed."""
-    assert (ROOT / "docs" / "assets" / "round.svg").read_text() == round_picture()

@@ -57,8 +57,3 @@ def test_tuned_draft_is_an_ordinary_model(tmp_path):
     assert tuned.state_dict().keys() == before.state_dict().keys()
     changed = {name for name, value in tuned.state_dict().items() if not torch.equal(value, before.state_dict()[name])}
     assert changed == {name for name in before.state_dict() if name.endswith("_proj.weight")}
-
-
-def test_there_are_examples():
-    """Catches a glob without matches."""
-    assert {path.name for path in EXAMPLES} >= {"quickstart.py", "batched.py", "train_head.py", "rl_rollouts.py"}

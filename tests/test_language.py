@@ -19,11 +19,6 @@ def test_phrases_are_found(text, found):
     assert [phrase for _, phrase, _ in check_language.problems(text)] == found
 
 
-def test_lines_are_counted():
-    """Catches a wrong line number."""
-    assert next(check_language.problems("one\ntwo\nthe laws"))[0] == 3
-
-
 def test_paths_exist():
     """Catches a path that was renamed and is therefore no longer checked."""
     for name in (*check_language.PATHS, *check_language.EXCEPT):

@@ -1,7 +1,6 @@
 """Every notebook runs from start to end, and is stored without outputs."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -17,11 +16,6 @@ def code_of(notebook: Path) -> list[str]:
     return [source for source in sources if "%pip" not in source]
 
 
-def test_there_are_notebooks():
-    """Catches a glob without matches."""
-    assert [path.stem for path in NOTEBOOKS] == ["measure_your_pair", "quickstart", "train_a_head"]
-
-
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(notebook, tmp_path, monkeypatch, capsys):
     """Catches a notebook for an older API, and one that prints nothing."""
@@ -30,18 +24,6 @@ def test_notebook_runs(notebook, tmp_path, monkeypatch, capsys):
     for number, source in enumerate(code_of(notebook)):
         exec(compile(source, f"{notebook.name}, code cell {number}", "exec"), names)
     assert capsys.readouterr().out.strip()
-
-
-def test_folders_differ_from_the_command_lines():
-    """Catches a notebook or an example that writes into the folder of a documented command, which refuses files."""
-    root = Path(__file__).parent.parent
-    commands = re.findall(r"--output-dir (\S+)", "".join(page.read_text() for page in root.glob("docs/*.md")))
-    sources = [code for notebook in NOTEBOOKS for code in code_of(notebook)]
-    sources += [path.read_text() for path in root.glob("examples/*.py")]
-    folders = re.findall(r'(?:output_dir=|"--output-dir", default=)"([^"]+)"', "".join(sources))
-    assert len(folders) == 2
-    assert commands
-    assert not {*folders} & {*commands}
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)

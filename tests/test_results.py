@@ -1,7 +1,6 @@
 """The committed results: the records read from them, and the tables and plots made of the records."""
 
 import json
-import shutil
 
 import pytest
 
@@ -9,7 +8,7 @@ from benchmarks import real_pair
 from hf_diversed.evaluation import read_results
 from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
 from tools import draw_plots
-from tools.figures import RESULTS, command, figures, flatten, holm
+from tools.figures import RESULTS, figures, flatten, holm
 from tools.tables import TABLES
 from tools.tables.parts import Column, Row, Table, count, number, p_value, points, rate, short, times
 
@@ -110,12 +109,6 @@ def test_p_values_of_a_table_are_corrected_together():
     assert found == pytest.approx(10 * raw)  # two of the twelve are smaller
 
 
-def test_contributors_find_the_command():
-    """Catches a documented command for packaged heads that differs from the one for the committed results."""
-    guide = (RESULTS.parent / "CONTRIBUTING.md").read_text()
-    assert command("math") in " ".join(guide.replace("\\\n", " ").split())
-
-
 @pytest.mark.parametrize("task", ["math", "summary", "code"])
 @pytest.mark.parametrize(
     ("kind", "logs"), [(HEADS, RESULTS / "training"), (MIXTURE, RESULTS / "mixture" / "training")]
@@ -151,18 +144,3 @@ def test_published_figures_follow_from_the_batches(task, name, num_parts):
 
 def test_committed_plots_are_current():
     assert draw_plots.outdated() == []
-
-
-def test_plots_of_other_results_are_outdated(tmp_path):
-    """Catches a plot of other results than those in the repository, one that was not drawn, and a removed one."""
-    folder, results = tmp_path / "plots", tmp_path / "results"
-    shutil.copytree(draw_plots.PLOTS, folder)
-    for source in draw_plots.SOURCES.values():
-        (results / source).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(RESULTS / source, results / source)
-    assert draw_plots.outdated(folder, results) == []
-    changed = results / "frontier-math.json"
-    changed.write_text(changed.read_text() + "\n")
-    (folder / "frontier-qwen-coder-mbpp.png").unlink()
-    (folder / "other.png").write_bytes(b"")
-    assert draw_plots.outdated(folder, results) == ["frontier-math", "frontier-qwen-coder-mbpp", "other"]

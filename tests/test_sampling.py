@@ -59,7 +59,7 @@ def test_uniforms_at_the_ends():
     assert count_accepted(accept_prob, uniforms, torch.ones(3, dtype=torch.long)).tolist() == [0, 1, 1]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(2))
 def test_draw_is_torch_multinomial(seed: int):
     """Catches draws that do not follow upstream's random number stream: one seed would give other tokens."""
     distribution = torch.rand(6, 50, generator=torch.Generator().manual_seed(99)) ** 4

