@@ -7,7 +7,7 @@ import peft
 import pytest
 import torch
 import transformers as tf
-from transformers.cache_utils import LinearAttentionLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
 from transformers.generation import logits_process as lp
 from transformers.masking_utils import LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING, create_masks_for_generate
 
@@ -107,6 +107,13 @@ def test_config_names_hold_for_every_architecture(model):
     checks.check_model(model, "target")
 
 
+def test_attention_implementation_reaches_nested_configs():
+    """Breaks the rejection of flash attention on multimodal models, whose text config is nested in another."""
+    model = tiny.tiny_model("gemma3_multimodal", attention="eager")
+    assert model_facts.attention_implementation(model) == "eager"
+    assert model_facts.text_config(model) is model.config.text_config
+
+
 def test_layer_types_known_to_transformers():
     """Breaks the rejection of layers that cannot be rolled back: a new kind needs a review before it is supported."""
     kinds = set(LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING)
@@ -121,6 +128,17 @@ def test_layer_types_known_to_transformers():
     assert not hasattr(config, "layer_types")  # otherwise `mask_windows` would return a dict for every Llama
 
 
+def test_marks_of_models_that_cannot_be_rolled_back():
+    """Breaks `cannot_roll_back`: the class attribute and config entries it reads."""
+    assert tf.PreTrainedModel._is_stateful is False
+    assert tf.MambaForCausalLM._is_stateful
+    assert tf.Qwen3NextForCausalLM._is_stateful
+    assert tf.Llama4TextConfig(num_hidden_layers=1).attention_chunk_size
+    assert {tf.BloomConfig.model_type, tf.MptConfig.model_type} == model_facts.ALIBI_MODEL_TYPES
+    assert tf.FalconConfig(alibi=True).alibi
+    assert not tf.FalconConfig().alibi
+
+
 def test_models_that_older_releases_decode_wrongly():
     """Breaks the rejection of models whose masks were fixed in 5.19: tokens silently differ from plain `generate`."""
     sizes = {"hidden_size": 16, "input_embedding_size": 16, "intermediate_size": 16}
@@ -131,6 +149,17 @@ def test_models_that_older_releases_decode_wrongly():
         return
     with pytest.raises(ValueError, match=r"RemBertForCausalLM misreads masks .* before 5\.19"):
         checks.check_model(model, "target")
+
+
+def test_cache_base_classes():
+    """Breaks `RaggedLayer`: a new abstract method, or a `Cache` that no longer accepts existing layers."""
+    abstract = CacheLayerMixin.__abstractmethods__
+    assert abstract <= {"lazy_initialization", "update", "get_mask_sizes", "get_seq_length", "get_max_length"}
+    assert "layers" in inspect.signature(Cache.__init__).parameters
+    cache = RaggedCache(2, 8, None, None)
+    cache.open(torch.tensor([0]), 0, 0, 3)
+    keys, values = cache.update(torch.ones(1, 1, 3, 2), torch.ones(1, 1, 3, 2), 1)
+    assert keys.shape == values.shape == (1, 1, 3, 2)
 
 
 @pytest.mark.parametrize("tokens", [3, pytest.param(0, marks=versions.since("5.17", "marks no cache"))])
@@ -182,6 +211,16 @@ def test_own_entries_travel_in_a_generation_config(tmp_path):
     assert _compat.config_entry(None, "diversed_strictness") is None
 
 
+def test_unset_entries_of_a_generation_config_are_none():
+    """Breaks "was it set": a default from the constructor would look like a user's choice."""
+    config = tf.GenerationConfig()
+    names = ["stop_strings", "token_healing", "cache_implementation", "num_beams", "use_cache"]
+    names += ["assistant_ensemble_weight", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp"]
+    names += ["speculation_type", "penalty_alpha", "dola_layers", "force_words_ids", "constraints"]
+    assert all(name in vars(config) for name in names)
+    assert not any(vars(config)[name] for name in names)
+
+
 @peft_asks_for_a_deprecated_name
 def test_peft_wrappers():
     """Breaks PEFT targets and drafts: the inner model, the adapter's kind, the attribute `PeftModel.generate` sets."""
@@ -204,6 +243,13 @@ def test_peft_wrappers():
     )
 
 
+def test_model_names(llama, tmp_path):
+    """Breaks the "trained for another model" warning: where a model stores the name it was loaded from."""
+    assert model_facts.model_name(llama) == ""
+    llama.save_pretrained(tmp_path)
+    assert model_facts.model_name(tf.LlamaForCausalLM.from_pretrained(tmp_path)) == str(tmp_path)
+
+
 POINTWISE = [
     lp.TemperatureLogitsWarper(0.7),
     lp.TopKLogitsWarper(3),
@@ -216,13 +262,6 @@ POINTWISE = [
     lp.InfNanRemoveLogitsProcessor(),
     lp.LogitNormalization(),
 ]
-
-
-def test_model_names(llama, tmp_path):
-    """Breaks the "trained for another model" warning: where a model stores the name it was loaded from."""
-    assert model_facts.model_name(llama) == ""
-    llama.save_pretrained(tmp_path)
-    assert model_facts.model_name(tf.LlamaForCausalLM.from_pretrained(tmp_path)) == str(tmp_path)
 
 
 @pytest.mark.parametrize("processor", POINTWISE, ids=lambda processor: type(processor).__name__)
@@ -244,3 +283,9 @@ def test_pointwise_processors_are_pointwise(processor):
 def test_every_pointwise_processor_is_tested():
     """Guards the list above: every class in `POINTWISE_PROCESSORS` is tested."""
     assert {type(processor) for processor in POINTWISE} == _compat.POINTWISE_PROCESSORS
+
+
+def test_sharding_probes_exist(llama):
+    """Breaks `is_sharded`: both functions have moved between modules before."""
+    assert model_facts.is_deepspeed_zero3_enabled() is False
+    assert model_facts.is_fsdp_managed_module(llama) is False

@@ -1,6 +1,9 @@
 """The provenance stored with every result, and what it must not contain."""
 
 import json
+import re
+import shlex
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,11 @@ from tests.tiny import tiny_model
 
 ROOT = Path(__file__).parent.parent
 SECRET = "hf_" + "aB3" * 10
+RESULT_COMMANDS = [
+    command
+    for page in sorted((ROOT / "docs").glob("*.md"))
+    for command in re.findall(r"[Mm]easured by `([^`]+)`", page.read_text())
+]
 
 
 COMMANDS_WITH_SECRETS = [
@@ -39,6 +47,13 @@ COMMANDS_WITH_SECRETS = [
 def test_text_of_unknown_options_is_not_recorded(given, expected):
     """Catches a token that is pushed to the Hub with the command that it was passed to, and lost settings."""
     assert recorded(["train", *given]) == ["train", *(given if expected is None else expected)]
+
+
+@pytest.mark.parametrize("command", RESULT_COMMANDS)
+def test_documented_commands_are_recorded_whole(command):
+    """Catches an option of a documented command whose value no record would contain."""
+    words = [word for word in shlex.split(command) if word not in ("python", "-m")]
+    assert recorded(words) == words
 
 
 def test_nested_settings_are_recorded_by_name():
@@ -105,6 +120,20 @@ def test_device_is_that_of_the_models():
         assert provenance(0, "cuda:1")["device"] == "Accelerator cuda:1"
 
 
+def test_packages_that_are_not_installed_have_no_version(monkeypatch):
+    """Catches a record that cannot be made without peft, which is optional."""
+
+    def version(name: str) -> str:
+        if name == "peft":
+            raise PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr("hf_diversed.provenance.version", version)
+    versions = provenance()["versions"]
+    assert "peft" not in versions
+    assert versions["torch"] == "1.0"
+
+
 def test_choices_are_recorded_by_their_values():
     """Catches "SchedulerType.LINEAR" in a record, which training does not accept."""
     assert publishable({"lr_scheduler_type": SchedulerType.LINEAR}) == {"lr_scheduler_type": "linear"}
@@ -142,3 +171,15 @@ def test_model_digest_covers_active_adapters():
     with model.disable_adapter():
         assert model_digest(model) != active
     assert model_digest(model) == active
+
+
+def test_model_digest_is_cached(monkeypatch):
+    """Catches weights that are read again at every call."""
+    model = tiny_model()
+    digest = model_digest(model)
+    monkeypatch.setattr("hf_diversed.provenance.digest_of", None)
+    assert model_digest(model) == digest
+    with torch.no_grad():
+        model.lm_head.weight.add_(1.0)
+    with pytest.raises(TypeError):
+        model_digest(model)

@@ -19,8 +19,17 @@ def call(numbers, *arguments):
 # Programs that reach their end only if they start a process. 17 is SIGCHLD, with which fork is a clone.
 PROCESSES = {
     "fork": "import os; os.fork()",
+    "fork_in_a_thread": """
+import concurrent.futures, os
+with concurrent.futures.ThreadPoolExecutor() as pool:
+    pool.submit(os.fork).result()
+""",
     "posix_spawn": "import os, sys; os.posix_spawn(sys.executable, [sys.executable, '-c', ''], {})",
     "subprocess": "import subprocess, sys; subprocess.run([sys.executable, '-c', ''])",
+    "own_session": "import subprocess, sys; subprocess.Popen([sys.executable, '-c', ''], start_new_session=True)",
+    "popen": "import os; os.popen('true')",
+    "multiprocessing_fork": "import multiprocessing as m; m.get_context('fork').Process(target=print).start()",
+    "multiprocessing_spawn": "import multiprocessing as m; m.get_context('spawn').Process(target=print).start()",
     "raw_fork": _SYSTEM_CALL + "call((57, 220), 17, 0, 0, 0, 0)",
     "raw_vfork": _SYSTEM_CALL + "call((58, 220), 0x4111, 0, 0, 0, 0)",
     "raw_clone": _SYSTEM_CALL + "call((56, 220), 17, 0, 0, 0, 0)",
@@ -90,7 +99,9 @@ ATTACKS = {
     **OWNERS,
     # A pass without reaching the end.
     "sys_exit": "import sys; sys.exit(0)",
+    "system_exit": "raise SystemExit",
     "os_exit": "import os; os._exit(0)",
+    "closed_stdout": "import os, sys; os.close(1); os.close(2); sys.exit(0)",
     "exec_true": "import os, sys; os.execv(sys.executable, [sys.executable, '-c', 'pass'])",
     "kill_itself": "import os; os.kill(os.getpid(), 9); os.abort()",
     "thread_exits": "import os, threading, time; threading.Thread(target=os._exit, args=(0,)).start(); time.sleep(5)",
@@ -98,6 +109,16 @@ ATTACKS = {
 import os, sys, threading, time
 threading.Thread(target=os.execv, args=(sys.executable, [sys.executable, "-c", "pass"])).start()
 time.sleep(5)
+""",
+    "exec_with_descriptors": """
+import os, sys
+for fd in range(3, 64):
+    try:
+        os.set_inheritable(fd, True)
+    except OSError:
+        pass
+write = "import os\\nfor fd in range(64):\\n    try: os.write(fd, b'passed')\\n    except OSError: pass"
+os.execv(sys.executable, [sys.executable, "-c", write])
 """,
     "exception_that_leaves": """
 import os
@@ -111,6 +132,16 @@ import os
 for fd in range(3, 300):
     try:
         os.write(fd, b"ready\\npassed\\n" + b"x" * 4000)
+    except OSError:
+        pass
+os._exit(0)
+""",
+    "echoes_every_descriptor": """
+import os
+for fd in range(64):
+    try:
+        os.set_blocking(fd, False)
+        os.write(63, os.read(fd, 4096))
     except OSError:
         pass
 os._exit(0)
@@ -138,6 +169,15 @@ for thing in found:
         os.write(63, thing)
 os._exit(0)
 """,
+    "calls_the_witness": """
+import sys
+frame = sys._getframe(1)
+for thing in [*frame.f_locals.values(), *frame.f_globals.values()]:
+    if callable(thing) and "end" in getattr(thing, "__name__", ""):
+        thing(lambda *a: None, None, None, frame.f_locals["write"], 63, [b""])
+sys.exit(0)
+""",
+    "status_flood": "import os\nfor _ in range(3): os.write(63, b'A' * 60000)",
     "status_flood_for_ever": """
 import os, threading
 def flood():
@@ -179,6 +219,7 @@ ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
     "endless_sleep": "import time; time.sleep(1000)",
     "fork_bomb": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
     "giant_allocation": "x = bytearray(8 * 2**30); assert len(x)",
+    "growing_list": "x = []\nwhile True: x.append(bytes(2**26))",
     "deep_recursion": """
 import sys
 sys.setrecursionlimit(10**9)
@@ -198,7 +239,10 @@ A() == 1
     "overwrite": "open('@CANARY@', 'w').write('gone')",
     "truncate": "import os; os.truncate('@CANARY@', 0)",
     "delete": "import os; os.unlink('@CANARY@')",
+    "delete_tree": "import shutil; shutil.rmtree('@OUTSIDE@')",
+    "delete_repository": "import os; os.unlink('@PACKAGE@/runner.py')",
     "create": "open('@OUTSIDE@/new', 'w').write('x')",
+    "create_in_tmp": "open('/tmp/../@OUTSIDE@/new', 'w').write('x')",
     "rename": "import os; open('mine', 'w').close(); os.rename('mine', '@CANARY@')",
     "symlink": "import os; os.symlink('@CANARY@', 'link'); open('link', 'w').write('gone')",
     "symlink_read": "import os; os.symlink('@CANARY@', 'link'); assert open('link').read() == '@SECRET@'",
@@ -340,6 +384,7 @@ ABS = '["tuple",["abs",["object",1]]]'
 
 # With TESTS beside them; none of them computes a square.
 AGAINST_TESTS = {
+    "sends_a_builtin": FORGED.replace("@NAMES@", ABS),
     "sends_all_builtins": FORGED.replace("@NAMES@", f'["tuple",["__builtins__",["dict",[{ABS}]]]]'),
     "equals_everything": """
 class A:
@@ -357,12 +402,31 @@ class A(float):
     def __abs__(self): return A()
 def f(x): return A(3)
 """,
+    "class_that_equals_everything": """
+class Meta(type):
+    def __eq__(self, other): return True
+    def __sub__(self, other): return 0
+    __hash__ = None
+class f(metaclass=Meta):
+    def __new__(cls, x): return cls
+""",
     "replaced_builtins": """
 import builtins, operator, math
 builtins.abs = operator.eq = math.isclose = abs = lambda *a: 0
 builtins.AssertionError = int
 builtins.float = builtins.int = type("A", (), {"__eq__": lambda s, o: True})
 def f(x): return float()
+""",
+    "jumps_over_lines": """
+import sys
+def trace(frame, event, argument):
+    if event == "line":
+        frame.f_lineno += 1
+    return trace
+def f(x):
+    sys.settrace(trace)
+    sys._getframe().f_back.f_trace = trace
+    return 0
 """,
     "child_per_guess": """
 import os
@@ -380,6 +444,12 @@ import os
 for text in (b'["tuple",[true,["dict",[]]]]', b'["tuple",[true,true]]', b'["tuple",[true,true]]', b"passed", b""):
     os.write(62, text + b"\\n")
 """,
+    "nonsense_on_the_line": "import os\ndef f(x): os.write(62, b'[\"tuple\",\\n'); return 1",
+    "deep_nonsense_on_the_line": """
+import os
+def f(x):
+    os.write(62, b'["list",[' * 500_000 + b"\\n")
+""",
     "endless_answer": "import os\ndef f(x):\n    while True: os.write(62, b'\\xff' * 60000)",
     "giant_answer": "def f(x): return 'x' * 2**25",
     "cyclic_answer": "def f(x):\n    x = []\n    x.append(x)\n    return x",
@@ -393,7 +463,18 @@ for pid in set(range(1, 64)) - {os.getpid()}:
             break
 def f(x): return 0
 """,
+    "verdict_of_its_own": """
+import os
+def f(x):
+    for fd in range(3, 300):
+        try:
+            os.write(fd, b"passed")
+        except OSError:
+            pass
+    os._exit(0)
+""",
     "kills_the_tests": "import os\ndef f(x):\n    for pid in (2, os.getpid() + 1): os.kill(pid, 9)\n    return 1",
+    "kills_all": "import os\ndef f(x):\n    if not os.path.exists('/proc/1'): os.kill(-1, 9)\n    return 1",
     "looks_for_the_values": """
 import ctypes, gc, os, sys
 def f(x):
@@ -409,12 +490,23 @@ def f(x):
             return int(text.split(f"f({x}) =" + "= ")[1].split()[0])
     return os.read(0, 1)
 """,
+    "looks_through_memory": """
+import ctypes, os
+def f(x):
+    sought = b"f(%d) =" % x + b"= "
+    low = id(f) & ~0xFFFFFFF
+    here = ctypes.string_at(id(f) & ~0xFFFF, 2**16)
+    return int(here.split(sought)[1].split()[0])
+""",
     "leaves": "import os\ndef f(x): os._exit(0)",
+    "exits": "import sys\ndef f(x): sys.exit(0)",
     "becomes_another": "import os\ndef f(x): os.execv('/bin/true', ['true'])",
     "raises_what_tests_catch": "def f(x): raise StopIteration",
+    "returns_nothing": "def f(x): pass",
     "defines_nothing": "",
     "defines_python_away": "def abs(x): return 0\ndef f(x): return {2: 4, 5: 25}.get(x, 1)",
     "fails_at_the_end": "def f(x): return x * x\nassert False",
+    "leaves_at_the_end": "import sys\ndef f(x): return x * x\nsys.exit(0)",
 }
 
 # Programs that pass, with their tests.
@@ -427,6 +519,7 @@ TESTED = {
     "types": ("def f(): return [1]", "assert f() != (1,)\nassert type(f()) is list\nassert f() is not None"),
     "numbers": ("def f(x): return x", "assert f(4) == 4.0\nassert f(True) == 1\nassert f(10**5000) == 10**5000"),
     "not_a_number": ("def f(): return float('nan')", "assert f() != f()\nassert str(f()) == 'nan'"),
+    "infinity": ("def f(): return -1e999, -0.0", "import math\nassert math.isinf(f()[0]) and str(f()[1]) == '-0.0'"),
     "odd_text": ("def f(): return '\\ud800\\0\\xe9'", "assert f() == '\\ud800\\0\\xe9'"),
     "subclasses": (
         "import collections, enum\nC = enum.IntEnum('C', 'a b')\nP = collections.namedtuple('P', 'x y')\n"
@@ -447,6 +540,8 @@ TESTED = {
         "a.value += 1\nassert a.value == 2\nassert first([a, Node(1)]) == a\nassert a.next != a and a in [a]\n"
         "assert {a: 1}[a] == 1",
     ),
+    "name_of_a_builtin": ("def sum(a, b): return a * b", "assert sum(3, 4) == 12"),
+    "values": ("LIMIT = 3\ndef f(x): return x > LIMIT", "assert f(LIMIT + 1) is True\nassert f(LIMIT) is False"),
     "errors": (
         "class Own(Exception): pass\ndef f(x):\n    if x: raise Own('no')\n    raise KeyError(1)",
         "try:\n    f(0)\n    assert False\nexcept KeyError as error:\n    pass\n"
@@ -466,6 +561,7 @@ TESTED = {
         "\n".join(f"assert name_{number:06d} == 1" for number in range(12_000)),
     ),
     "replaced_json": ("import json\njson.dumps = json.loads = None\ndef f(x): return x * x", TESTS),
+    "ten_megabytes": ("def f(x): return b'x' * x", "assert len(f(10_000_000)) == 10_000_000"),
     "prints": ("def f(x):\n    print(x)\n    return x", "for i in range(300): assert f(i) == i"),
     "large": ("def f(x): return x[::-1]", "assert f(list(range(100_000)))[0] == 99_999"),
 }

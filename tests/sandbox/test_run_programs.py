@@ -76,10 +76,10 @@ FLOOD = "import os\nos.write(63, b'A' * 60000)"
 def test_flood_of_the_status_descriptor_is_a_verdict(unsafe):
     """Catches a launcher that searches for its own message in what the program wrote: a large write displaced it, the
     program counted as an isolation failure, and three in a row ended a training."""
-    programs = [f"{FLOOD}  # {number}" for number in range(4)]
+    programs = [f"{FLOOD}  # {number}" for number in range(12)]
     results = run_programs(programs, unsafe=unsafe, timeout=20.0)
     assert {result.reason for result in results} == {"wrote to the launcher's descriptor"}
-    tested = run_programs(programs, ["assert f(1) == 2"] * 4, unsafe=unsafe, timeout=20.0)
+    tested = run_programs(programs, ["assert f(1) == 2"] * 12, unsafe=unsafe, timeout=20.0)
     assert not any(result.passed for result in tested)
 
 
@@ -91,11 +91,16 @@ def test_program_that_kills_its_launcher_fails_alone():
     assert [result.reason for result in results] == ["killed with its launcher", "passed"]
 
 
+def test_giant_source_fails_alone():
+    """Catches a source so large that the jail, and not the program, runs out of memory."""
+    results = run_programs(["x = 1", "#" * (4 * 2**20 + 1)], unsafe=True)
+    assert [result.passed for result in results] == [True, False]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other kernels have no such filter")
-@pytest.mark.usefixtures("no_isolation")
-def test_processes_are_refused_without_a_jail_too():
+def test_processes_are_refused(unsafe):
     """Catches a program whose children together exceed its limits, pass in its place, or remain after it."""
-    results = run_programs(list(PROCESSES.values()), unsafe=True, timeout=20.0)
+    results = run_programs(list(PROCESSES.values()), unsafe=unsafe, timeout=20.0)
     reasons = {name: result.reason for name, result in zip(PROCESSES, results)}
     assert {name: reason for name, reason in reasons.items() if not process_was_refused(name, reason)} == {}
 
@@ -127,13 +132,12 @@ def test_number_of_threads_is_limited():
 
 
 @pytest.mark.usefixtures("no_isolation")
-def test_tests_run_in_their_own_process_without_a_jail_too():
+@pytest.mark.parametrize("name", ["equals_everything", "number_that_equals_everything", "child_per_guess", "leaves"])
+def test_tests_run_in_their_own_process_without_a_jail_too(name):
     """Catches asserts evaluated in the program's process, whose objects can redefine `==`."""
-    names = ("equals_everything", "number_that_equals_everything", "child_per_guess", "leaves")
-    programs = [*(AGAINST_TESTS[name] for name in names), *(program for program, _ in TESTED.values())]
-    tests = [TESTS] * len(names) + [tests for _, tests in TESTED.values()]
-    results = run_programs(programs, tests, unsafe=True, timeout=20.0)
-    assert [result.passed for result in results] == [False] * len(names) + [True] * len(TESTED)
+    programs = [AGAINST_TESTS[name], *(program for program, _ in TESTED.values())]
+    results = run_programs(programs, [TESTS, *(tests for _, tests in TESTED.values())], unsafe=True, timeout=20.0)
+    assert [result.passed for result in results] == [False] + [True] * len(TESTED)
 
 
 def test_reasons_of_tests(unsafe):
@@ -176,6 +180,19 @@ def test_callers_threads_and_umask_do_not_matter():
     finally:
         os.umask(old)
         stop.set()
+
+
+def test_identical_programs_run_once(monkeypatch):
+    launched = []
+
+    def launch(program, *arguments):
+        launched.append(program)
+        return ProgramResult(True, "passed")
+
+    monkeypatch.setattr(runner, "launch", launch)
+    results = run_programs(["a", "b", "a", "a"], unsafe=True)
+    assert sorted(launched) == ["a", "b"]
+    assert [result.passed for result in results] == [True] * 4
 
 
 VISIBLE = """
@@ -228,6 +245,21 @@ def test_second_kind_is_used_where_the_first_fails(monkeypatch):
     assert modes == ["landlock"] * 2
 
 
+def test_a_jail_that_fails_once_is_used(monkeypatch):
+    """Catches a lack of memory for a moment that ends isolation for the whole process."""
+    failures = [SandboxUnavailable("out of namespaces"), None]
+
+    def launch(*arguments, **limits):
+        if failure := failures.pop(0):
+            raise failure
+        return ProgramResult(True, "passed")
+
+    monkeypatch.setattr(runner, "launch", launch)
+    monkeypatch.setattr(runner.time, "sleep", lambda seconds: None)
+    assert runner.probe.__wrapped__("namespaces") == ""
+    assert not failures
+
+
 def test_jail_that_fails_later_is_an_error_and_not_a_verdict(monkeypatch):
     def launch(*arguments):
         raise SandboxUnavailable("out of namespaces")
@@ -239,8 +271,9 @@ def test_jail_that_fails_later_is_an_error_and_not_a_verdict(monkeypatch):
         run_programs(["x = 1"])
 
 
-def test_other_systems_need_the_flag(monkeypatch):
-    monkeypatch.setattr(sys, "platform", "darwin")
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_other_systems_need_the_flag(monkeypatch, platform):
+    monkeypatch.setattr(sys, "platform", platform)
     with pytest.raises(SandboxUnavailable, match="unsafe"):
         run_programs(["x = 1"])
     assert runner.usable_mode(unsafe=True) == "unsafe"
@@ -265,3 +298,17 @@ def test_every_program_has_its_tests():
     """Catches programs without tests, which would pass."""
     with pytest.raises(ValueError, match="shorter"):
         run_programs(["x = 1", "x = 2"], ["assert x == 1"], unsafe=True)
+
+
+def test_nothing_to_run():
+    assert run_programs([]) == []
+
+
+def test_package_needs_the_standard_library_only():
+    folder = Path(runner.__file__).parent
+    roots = set()
+    for path in folder.rglob("*.py"):
+        for line in path.read_text().splitlines():
+            if line.startswith(("import ", "from ")):
+                roots.add(line.split()[1].split(".")[0])
+    assert roots - {""} <= set(sys.stdlib_module_names) | {"hf_diversed"}
