@@ -54,29 +54,24 @@ def _with(folder, name: str, values: torch.Tensor) -> None:
     save_file(load_file(path) | {name: values}, path, metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("load", [DiversedHead.from_pretrained, AutoModel.from_pretrained, load_head])
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
         ("out.weight", math.nan, "out.weight must be finite"),
-        ("out.bias", math.inf, "out.bias must be finite"),
         ("dense.weight", -math.inf, "dense.weight must be finite"),
         ("input_mean", math.nan, "input_mean must be finite"),
-        ("input_std", math.nan, "input_std must be finite; input_std must be above 0"),
         ("input_std", 0.0, "input_std must be above 0, as inputs are divided by it"),
-        ("input_std", -1.0, "input_std must be above 0"),
         ("out.weight", 3e37, "parameters are so large that the head's output overflows float32"),
-        ("dense.weight", -3e37, "parameters are so large that the head's output overflows float32"),
         ("input_std", 1e-38, "parameters are so large that the head's output overflows float32"),
     ],
 )
-def test_parameters_with_nan_outputs_are_refused(folder, load, name, value, words):
+def test_parameters_with_nan_outputs_are_refused(folder, name, value, words):
     """Catches a head whose output is NaN, also with finite parameters that overflow."""
     values = load_file(folder / "model.safetensors")[name]
     values.view(-1)[-1] = value
     _with(folder, name, values)
     with pytest.raises(OSError, match=rf"model\.safetensors of .* cannot be used as torch\.float32: {words}"):
-        load(str(folder))
+        AutoModel.from_pretrained(folder)
 
 
 def test_parameters_are_checked_in_their_dtype(folder):
