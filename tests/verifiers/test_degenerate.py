@@ -113,16 +113,11 @@ def test_weight_zero_accepts_exactly_everything(name: str, sampled: bool):
 
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_strict_end_is_lossless(name: str):
-    """Catches a setting that is not lossless at its strict end: (1 - w) q remains, or a gate still opens."""
+    """Catches a setting that is not lossless at its strict end: (1 - w) q remains, a gate opens, or ties differ."""
     draft, target = make_block()
     exact, found = (enumerate_emitted(verifier, draft, target) for verifier in (LosslessVerifier(), LOSSLESS[name]()))
     torch.testing.assert_close(found.accept, exact.accept, rtol=0.0, atol=ROUNDING)
     torch.testing.assert_close(found.emitted, exact.emitted, rtol=0.0, atol=ROUNDING)
-
-
-@pytest.mark.parametrize("name", LOSSLESS)
-def test_strict_end_is_lossless_greedily(name: str):
-    """Catches greedy decoding at w = 1, lenience 1, ... that differs from plain greedy decoding, including ties."""
     draft, target = make_block(sampled=False, rows=8)
     assert torch.equal(greedy_tokens(LOSSLESS[name](), draft, target), target.scores[:, :-1].argmax(-1))
 
@@ -146,20 +141,6 @@ def test_permissive_end_follows_the_draft_where_softmax_cannot(name: str):
     hidden = torch.ones(1, GAMMA + 1, TARGET_WIDTH), torch.ones(1, GAMMA, DRAFT_WIDTH)
     draft = DraftOutput(q, hidden[1], tokens=q.argmax(-1), sampled=False)
     assert (greedy_tokens(PERMISSIVE[name](), draft, TargetOutput(p, hidden[0])) == 1).all()
-
-
-@pytest.mark.parametrize("alpha", [0.2, 0.5, 0.8])
-def test_greedy_token_v3_is_lenience(alpha: float):
-    """Catches a gate on processed distributions, or alpha used as lenience: greedy TokenV3 is lenience 1 - alpha."""
-    draft, target = make_block(sampled=False, rows=50)
-    unwarped = TargetOutput(target.raw_logits)
-    # Temperature keeps the argmax, truncation may not, so lenience uses the same draft tokens and raw p.
-    lenient = LenientVerifier(1.0 - alpha)(draft.tokens, draft, unwarped)
-    cascade = SpecCascadeVerifier("token_v3", alpha)(
-        draft.tokens, draft, TargetOutput(target.raw_logits, raw_logits=target.raw_logits)
-    )
-    assert torch.equal(cascade.accept_prob, lenient.accept_prob)
-    assert 0.0 < cascade.accept_prob.mean() < 1.0
 
 
 ROWS, VOCAB = 12, 5

@@ -7,8 +7,6 @@ from functools import cache, partial
 import pytest
 import torch
 
-from hf_diversed.generation.confidence import ConfidenceRule, ThresholdRule
-from hf_diversed.generation.measurements import ConfidenceFit
 from hf_diversed.verifiers import (
     BlockVerifier,
     DiversedVerifier,
@@ -27,7 +25,6 @@ from tests.verifiers.process import (
     Tables,
     Tokens,
     distance,
-    drafted_paths,
     judge,
     outcomes,
     process_probs,
@@ -42,37 +39,11 @@ GAMMA, LENGTH = 3, 4
 
 
 def arbitrary(tables: Tables, prefix: Tokens, path: Tokens) -> bool:
-    """Stop by chance, but fixed per path: any function of the draft tokens so far."""
+    """Stop by chance, but fixed per path: any function of the draft tokens so far, such as the rules of `generate`."""
     return hash((tables.seed, prefix, path)) % 2 == 0
 
 
-def by_rule(make, tables: Tables, prefix: Tokens, path: Tokens) -> bool:
-    """Stop as the drafter does with the rule that `make` returns."""
-    rule = make()
-    rule.begin([GAMMA + 1])
-    for count, token in enumerate(path):
-        scores = tables.scores(1, prefix + path[:count])
-        stops = rule.stops(rule.measure(scores[None], torch.tensor([token])).tolist())
-    return stops
-
-
-STOPS: dict[str, Stop] = {
-    "arbitrary": arbitrary,
-    "confidence": partial(by_rule, lambda: ConfidenceRule(ConfidenceFit(), cost=0.4)),
-    "threshold": partial(by_rule, lambda: ThresholdRule(0.4)),
-}
-every_stop = pytest.mark.parametrize("stop", STOPS.values(), ids=STOPS)
-whole_blocks_too = pytest.mark.parametrize("stop", [None, *STOPS.values()], ids=["none", *STOPS])
-
-
-def lengths(stop: Stop, gamma: int = GAMMA) -> set[int]:
-    return {length for seed in SEEDS for length in drafted_paths(Tables(seed), PREFIX, gamma, stop)}
-
-
-@every_stop
-def test_the_rules_end_blocks_at_different_lengths(stop: Stop):
-    """Catches tests below in which no block ends early."""
-    assert lengths(stop) == set(range(1, GAMMA + 1))
+whole_blocks_too = pytest.mark.parametrize("stop", [None, arbitrary], ids=["none", "arbitrary"])
 
 
 def small_head(**config) -> DiversedVerifier:
@@ -105,8 +76,7 @@ def emitted(verifier: Verifier, tables: Tables, prefix: Tokens) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", POSITIONS)
-@every_stop
-def test_every_draft_position_emits_the_same_distribution(name: str, stop: Stop):
+def test_every_draft_position_emits_the_same_distribution(name: str):
     """Catches acceptance or a residual that depends on where the block ends. The bonus token follows v here, which
     only enumeration can do, so every token of a sequence must follow v, whatever ended the blocks."""
     verifier = POSITIONS[name]()
@@ -114,16 +84,15 @@ def test_every_draft_position_emits_the_same_distribution(name: str, stop: Stop)
     for seed in SEEDS:
         tables = Tables(seed)
         v = partial(emitted, verifier)
-        found = process_probs(verifier, tables, GAMMA, LENGTH, bonus=v, stop=stop)
+        found = process_probs(verifier, tables, GAMMA, LENGTH, bonus=v, stop=arbitrary)
         assert distance(found, product_probs(v, tables, LENGTH)) < ROUNDING
 
 
-@pytest.mark.parametrize("spec", ["static:0.4", "fuzzy:0.05", "block:static:0.4"])
-@every_stop
-def test_importance_weights_stay_exact(spec: str, stop: Stop):
+@pytest.mark.parametrize("spec", ["fuzzy:0.05", "block:static:0.4"])
+def test_importance_weights_stay_exact(spec: str):
     """Catches log-probabilities of the records for the distribution of a block of another length."""
     for seed in SEEDS:
-        found = process_probs(build_verifier(spec), Tables(seed), GAMMA, LENGTH, weighted=True, stop=stop)
+        found = process_probs(build_verifier(spec), Tables(seed), GAMMA, LENGTH, weighted=True, stop=arbitrary)
         assert distance(found, product_probs(Tables.p, Tables(seed), LENGTH)) < 1e-5
 
 
@@ -165,7 +134,7 @@ def test_rows_of_a_batch_stay_independent(verifier: Verifier):
         assert distance(found, expected) < ROUNDING
 
 
-@pytest.mark.parametrize("budget", [0.0, 0.05, 0.2, 0.6])
+@pytest.mark.parametrize("budget", [0.0, 0.1, 0.6])
 @pytest.mark.parametrize(
     "make",
     {
@@ -241,11 +210,10 @@ def test_a_short_block_forgives_only_with_a_whole_window():
     assert PhaseVerifier(FLyVerifier(window_size=2), begin=1, end=2).allows_early_stop
 
 
-@every_stop
-def test_fly_without_forgiveness_is_lossless(stop: Stop):
+def test_fly_without_forgiveness_is_lossless():
     verifier = FLyVerifier(float("inf"), 1)
     for seed in SEEDS:
-        found = process_probs(verifier, Tables(seed), GAMMA, LENGTH, stop=stop)
+        found = process_probs(verifier, Tables(seed), GAMMA, LENGTH, stop=arbitrary)
         assert distance(found, product_probs(Tables.p, Tables(seed), LENGTH)) < ROUNDING
 
 
