@@ -5,7 +5,7 @@ import torch
 from transformers import CompileConfig
 
 from hf_diversed import StaticEnsembleVerifier
-from tests.tiny import ragged_batch
+from tests.tiny import first_layers, ragged_batch
 
 
 # Traces the round and runs the graph op by op, which takes seconds instead of minutes.
@@ -13,6 +13,11 @@ TRACED = {"cache_implementation": "static", "compile_config": CompileConfig(back
 STATIC = {"cache_implementation": "static", "disable_compile": True}
 COMPILED = {"cache_implementation": "static", "compile_config": CompileConfig(mode="default")}
 SMALL = {"num_assistant_tokens": 2, "max_new_tokens": 14, "do_sample": False, "return_dict_in_generate": True}
+
+
+def shallow(pair):
+    """Return copies with one layer, which are traced in half the time."""
+    return tuple(first_layers(model, 1) for model in pair)
 
 
 def decode(pair, mode: dict, verifier=None, batch=None, **settings):

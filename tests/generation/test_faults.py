@@ -34,11 +34,10 @@ def with_fault(model, value: float, first: int = 2):
     return model
 
 
-@pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize(
-    "verifier", ["lossless", "static:0.5", "lenience:0.5", "fuzzy:0.1", "block:static:0.5", "typical:0.3:0.3"]
+    ("value", "do_sample"), [(math.nan, False), (math.nan, True), (math.inf, False), (math.inf, True)]
 )
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("verifier", ["lossless", "static:0.5", "lenience:0.5", "block:static:0.5"])
 @pytest.mark.parametrize("culprit", ["target", "draft model"])
 def test_a_models_faults_are_named(pair, culprit, value, verifier, do_sample):
     """Catches NaN logits that become token 0 (greedy) or V - 1 (sampled), and an error that names the wrong model."""
@@ -141,7 +140,6 @@ def test_faults_of_a_verifier_are_named(pair, verifier, do_sample):
     ("verifier", "words"),
     [
         (Emitting(lambda q: 2 * q), "invalid probabilities"),
-        (Emitting(lambda q: q - 0.01), "invalid probabilities"),
         (Emitting(lambda q: torch.cat([1.5 * q[..., :1], -q[..., 1:]], -1)), "invalid probabilities"),
         (Emitting(lambda q: q[..., :-1]), r"must have shape \[\d, 5, 64\], got \[\d, 5, 63\]"),
         (Accepting(-0.1), "invalid probabilities"),
@@ -161,16 +159,3 @@ def test_a_callers_verifier_must_return_distributions(pair, verifier, words, mod
 def test_a_callers_verifier_may_have_a_state(pair):
     """Catches a check that refuses the right shape."""
     assert generate(pair, verifier=WithState(extra=0)).stats.num_accepted > 0
-
-
-@pytest.mark.parametrize("do_sample", [False, True])
-def test_a_callers_verifier_is_checked_once(pair, do_sample):
-    """Catches a check in every round, which costs passes over the vocabulary, and one that refuses good values."""
-    calls = []
-
-    def copy_of(q):
-        calls.append(None)
-        return q if len(calls) == 1 else 2 * q
-
-    generate(pair, verifier=Emitting(copy_of), max_new_tokens=24, do_sample=do_sample)
-    assert len(calls) > 2

@@ -7,10 +7,9 @@ import itertools
 import pytest
 import torch
 
-from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, diversed_decoding, model_facts
+from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, diversed_decoding
 from hf_diversed.engines.static import StaticEngine
-from hf_diversed.generation import decoding, planning, ragged_model, recurrent_model
-from hf_diversed.generation.ragged_model import RaggedModel
+from hf_diversed.generation import decoding, ragged_model, recurrent_model
 from hf_diversed.generation.recurrent_model import open_model
 from hf_diversed.generation.rows import PerRow, RaggedRows
 from tests import versions
@@ -83,8 +82,7 @@ def test_logits_after_rollback_are_fresh_logits(target, batch_size, monkeypatch)
     assert model.num_forwards > 3 + 10  # some replays had a forward of their own
 
 
-@pytest.mark.parametrize(("gamma", "length"), [(1, 7), (4, 1), (9, 7)])
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(("gamma", "length", "batch_size"), [(1, 7, 3), (4, 1, 1), (4, 1, 3), (9, 7, 1)])
 def test_lossless_greedy_is_plain_generate(target, gamma, length, batch_size):
     """Catches states that are not restored, of target or draft model, also to those before any token was read."""
     ids = torch.cat([prompt(length, seed=row) for row in range(batch_size)])
@@ -141,16 +139,6 @@ def test_prompt_lookup(target):
     out = decode(target, None, **few, num_assistant_tokens=None, prompt_lookup_num_tokens=3)
     assert torch.equal(out.sequences, plain(target, **few))
     assert 0 < out.stats.num_accepted < out.stats.num_drafted
-
-
-def test_measurements_of_prompt_lookup_serve_the_next_call(monkeypatch):
-    """Catches measurements that belong to the copy of the model that one call decodes with."""
-    keys, recall = [], planning.recall
-    monkeypatch.setattr(planning, "recall", lambda *key: keys.append(key[:2]) or recall(*key))
-    for _ in range(2):
-        settings = {"prompt_lookup_num_tokens": 3, "num_assistant_tokens_schedule": "adaptive"}
-        decode(hybrid("lfm2"), None, num_assistant_tokens=None, **settings)
-    assert len(set(keys)) == 1
 
 
 def test_rounds_without_draft_tokens(target, monkeypatch):
@@ -229,11 +217,3 @@ def test_a_rotary_limit_within_the_call_is_refused():
     model.config.max_position_embeddings = 16
     with pytest.raises(ValueError, match="recurrent states and changes its rotary frequencies at 16 ids"):
         decode(model, tiny_draft(model))
-
-
-def test_other_models_keep_no_states():
-    """Catches copies in models without states, which would cost time in every round."""
-    llama = tiny_model("llama")
-    model = open_model(llama, RaggedRows(prompt(4), 8, 0, [], PAD), None, torch.arange(4)[None], keep_hidden=False)
-    assert type(model) is RaggedModel
-    assert model_facts.recurrent_states(llama) == []

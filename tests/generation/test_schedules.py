@@ -20,7 +20,7 @@ from hf_diversed.generation.measurements import RoundTimes, Survival, recall
 from hf_diversed.generation.schedules import MAX_GAMMA, AdaptiveSchedule
 from hf_diversed.theory import ForwardTimes, best_gamma
 from hf_diversed.verifiers import build_verifier
-from tests.engines.modes import STATIC, TRACED
+from tests.engines.modes import STATIC, TRACED, shallow
 from tests.tiny import Listener, ragged_batch
 
 
@@ -43,7 +43,7 @@ class Machine:
     def __post_init__(self) -> None:
         self.random = random.Random(0)
         self.now, self.rounds = 0.0, []
-        self.known, self.survival = {}, Survival()
+        self.known, self.survival, self.rule = {}, Survival(), None
 
     @property
     def running(self) -> list[int]:
@@ -65,19 +65,21 @@ class Machine:
     def schedule(self, start: int) -> AdaptiveSchedule:
         ready, known = lambda gamma, _: gamma in self.lengths, lambda rows: self.known.setdefault(rows, RoundTimes())
         return AdaptiveSchedule(
-            start, max(start, MAX_GAMMA), self, ready, known, self.survival, clock=lambda: self.now
+            start, max(start, MAX_GAMMA), self, ready, known, self.survival, lambda: self.now, self.rule
         )
+
+    def draft(self, limits: list[int]) -> tuple[int, list[int]]:
+        """Return the length of a block with room for `limits` tokens, and how many are accepted."""
+        draws = [[self.random.random() < self.rate for _ in range(count)] for count in limits]
+        return max(limits), [(*drawn, False).index(False) for drawn in draws]
 
     def _round(self, schedule: AdaptiveSchedule) -> None:
         gamma = schedule.next(None)
-        limits = self.draft_limit_on_host(gamma)
-        draws = [[self.random.random() < self.rate for _ in range(count)] for count in limits]
-        accepted = [(*drawn, False).index(False) for drawn in draws]
+        width, accepted = self.draft(self.draft_limit_on_host(gamma))
         self.left = [left - count - 1 for left, count in zip(self.left, accepted)]
-        self.now += self.disturb(len(self.rounds), self.times.round(max(limits)))
+        self.now += self.disturb(len(self.rounds), self.times.round(width))
         self.rounds.append(gamma)
-        draft = SimpleNamespace(tokens=torch.empty(self.batch_size, max(limits))) if max(limits) else None
-        schedule.update(draft, accepted)
+        schedule.update(SimpleNamespace(tokens=torch.empty(self.batch_size, width)) if width else None, accepted)
 
 
 def promised(rate: float, times: ForwardTimes, gamma: int) -> float:
@@ -175,13 +177,13 @@ def lengths(monkeypatch):
 CALL = {"num_assistant_tokens_schedule": "adaptive", "max_new_tokens": 40, "do_sample": False}
 
 
-@pytest.mark.parametrize("new_tokens", [1, 2, 3, 17])
+@pytest.mark.parametrize("new_tokens", [1, 2, 17])
 def test_it_ends_at_the_maximal_length(pair, lengths, new_tokens):
     """Catches draft tokens beyond the maximal length, from a schedule that chooses the length of every round."""
     target, draft = pair
     call = {**ragged_batch(), **CALL, "max_new_tokens": new_tokens}
     plain = target.generate(**ragged_batch(), max_new_tokens=new_tokens, do_sample=False)
-    for start in (1, 5, 30):
+    for start in (1, 30):
         for engine in ({}, STATIC):
             lengths.clear()
             out = target.generate(
@@ -249,7 +251,7 @@ def test_nothing_is_compiled_on_the_way(pair, lengths, monkeypatch, name):
     """Catches lengths that are taken without being compiled, for any kind of round, and those that are never found."""
     if name == "parts":
         monkeypatch.setattr(static, "MAX_LAYERS", 0)
-    target, draft = pair
+    target, draft = shallow(pair)
     call = {**ragged_batch(1), **CALL, **TRACED, "num_assistant_tokens": 1, "return_dict_in_generate": True}
     call |= {"assistant_model": draft, "verifier": VERIFIERS[name]}
     clear_compiled()
@@ -281,8 +283,7 @@ def test_drafting_stops_where_it_does_not_pay_and_resumes():
     assert share_of_best(machine, [gamma for _ in range(10) for gamma in machine.decode(calls=1)[:2]]) > 0.9
 
 
-@pytest.mark.parametrize("engine", [{}, STATIC, TRACED], ids=["eager", "static", "compiled"])
-@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize(("engine", "batch_size"), [({}, 1), ({}, 4), (STATIC, 4), (TRACED, 1)])
 def test_rounds_without_draft_tokens_change_no_token(pair, monkeypatch, batch_size, engine):
     """Catches a draft cache without the tokens of rounds that had no draft tokens."""
     target, draft = pair[0], copy.deepcopy(pair[0])

@@ -36,22 +36,23 @@ def test_limits_of_a_head_come_from_every_source(pair, source, name, value):
         assert found.mean_bias <= value + 1e-6
 
 
-def test_order_of_sources_of_the_draft_length(pair):
-    """Catches upstream's default of 20: the order is keyword, the user's config, the head's, 5."""
-    target, _ = pair
+def test_order_of_sources_of_the_draft_length(pair, monkeypatch):
+    """Catches upstream's default of 20: the order is keyword, the user's config, the head's, the draft model's, 5."""
+    configs = [model.generation_config for model in pair]
 
-    def drafted_per_round(head, **kwargs):
+    def drafted_per_round(of_head: int | None = None, **kwargs) -> int:
         call = {**ragged_batch(2), "max_new_tokens": 40, "do_sample": False, "diversed_strictness": 0.0}
+        head = tiny_head(num_assistant_tokens=of_head)
         return len(generate(pair, **call, diversed_head=head, **kwargs).stats.accepted_per_position)
 
-    assert drafted_per_round(tiny_head()) == 5
-    assert drafted_per_round(tiny_head(num_assistant_tokens=3)) == 3
-    assert drafted_per_round(tiny_head(num_assistant_tokens=3), num_assistant_tokens=7) == 7
-    target.generation_config.num_assistant_tokens = 6
-    try:
-        assert drafted_per_round(tiny_head(num_assistant_tokens=3)) == 6
-    finally:
-        target.generation_config.num_assistant_tokens = None
+    assert drafted_per_round() == 5
+    monkeypatch.setattr(configs[1], "num_assistant_tokens", 2, raising=False)
+    assert drafted_per_round() == 2
+    assert drafted_per_round(3) == 3
+    assert drafted_per_round(3, num_assistant_tokens=7) == 7
+    monkeypatch.setattr(configs[0], "num_assistant_tokens", 6, raising=False)
+    assert drafted_per_round(3) == 6
+    assert configs[1].num_assistant_tokens == 2
 
 
 def test_call_then_attachment_then_model_config(pair):
@@ -71,17 +72,6 @@ def test_call_then_attachment_then_model_config(pair):
         assert out.stats.num_drafted > 0  # verifiers without a strictness ignore that of the model's config
     finally:
         del target.generation_config.diversed_strictness
-
-
-@pytest.mark.parametrize(("of_head", "expected"), [(None, 2), (3, 3)])
-def test_a_drafts_own_length_comes_after_the_heads(pair, of_head, expected, monkeypatch):
-    """Catches a draft length of the draft model's generation config that is ignored."""
-    config = pair[1].generation_config
-    monkeypatch.setattr(config, "num_assistant_tokens", 2, raising=False)
-    call = {**ragged_batch(1), "max_new_tokens": 24, "do_sample": False, "diversed_strictness": 0.0}
-    out = generate(pair, **call, diversed_head=tiny_head(num_assistant_tokens=of_head))
-    assert len(out.stats.accepted_per_position) == expected
-    assert config.num_assistant_tokens == 2
 
 
 def test_settings_without_effect_are_warned_of(pair, monkeypatch):
@@ -117,11 +107,3 @@ def test_draft_lengths_beyond_the_room_cost_nothing(pair, drafts):
     call = {"max_new_tokens": 6, "do_sample": False}
     expected = pair[0].generate(**ragged_batch(), **call)
     assert torch.equal(generate(pair, **call, **given, verifier="lossless").sequences, expected)
-
-
-def test_token_types_of_plain_text_are_dropped(pair):
-    """Catches an error for tokenizers that return `token_type_ids` for every model; all zeros have no meaning."""
-    call = {"verifier": "lossless", "do_sample": False}
-    zeros = torch.zeros_like(ragged_batch()["input_ids"])
-    with_types = generate(pair, **call, token_type_ids=zeros)
-    assert torch.equal(with_types.sequences, generate(pair, **call).sequences)
