@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from hf_diversed import LosslessVerifier, StaticEnsembleVerifier
+from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier
 from hf_diversed.generation import decoding
 from hf_diversed.verifiers import EXAMPLES, build_verifier
 from tests.tiny import EOS, Listener, ragged_batch, tiny_head, tiny_model
@@ -280,3 +280,19 @@ def test_heads_decode_under_autocast(pair, features):
     with torch.autocast("cpu", torch.bfloat16):
         out = relaxed(pair, None, ragged_batch(2), diversed_head=tiny_head(features=features))
     assert out.stats.num_emitted > 0
+
+
+def test_settings_and_states_stay_with_their_rows(pair, monkeypatch, rows_left):
+    """Catches a strictness or a used budget that moves to another row when finished rows are removed."""
+    monkeypatch.setattr(decoding, "COMPACT_AT", 1.0)
+    inputs, strictnesses = ragged_batch(4), [0.0, 0.3, 0.8, 1.0]
+    eos = relaxed(pair, LosslessVerifier(), inputs).sequences[[3, 1], [-17, -12]].tolist()
+    rows_left.clear()
+    together = relaxed(pair, DiversedVerifier(tiny_head(), strictnesses, bias_budget=1.0), inputs, eos_token_id=eos)
+    assert rows_left
+    for row, strictness in enumerate(strictnesses):
+        alone = {name: values[row : row + 1] for name, values in inputs.items()}
+        verifier = DiversedVerifier(tiny_head(), strictness, bias_budget=1.0)
+        expected = relaxed(pair, verifier, alone, eos_token_id=eos)
+        assert torch.equal(together.sequences[row, : expected.sequences.shape[1]], expected.sequences[0])
+        assert together.stats.per_row[row].bias_sum == pytest.approx(expected.stats.bias_sum, abs=1e-5)
