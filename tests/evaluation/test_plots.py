@@ -46,8 +46,6 @@ def test_quality_against_acceptance(curve):
     assert "math, 100 prompts, temperature 1, 5 draft tokens" in axes.get_title(loc="left")
 
 
-
-
 def test_the_target_may_be_missing():
     """Catches a line of the target alone that was not measured."""
     (curve,) = to_curves([row for row in sweep() if row["method"] != "target"], "bare")

@@ -3,6 +3,7 @@
 import contextlib
 import warnings
 from functools import cached_property, partial
+from typing import ClassVar
 
 import peft
 import pytest
@@ -32,6 +33,32 @@ def t5():
     return tf.T5ForConditionalGeneration(tf.T5Config(vocab_size=tiny.VOCAB_SIZE, decoder_start_token_id=0, **sizes))
 
 
+def mamba():
+    sizes = {"hidden_size": 16, "state_size": 4, "num_hidden_layers": 1, "vocab_size": tiny.VOCAB_SIZE}
+    return tf.MambaForCausalLM(tf.MambaConfig(**sizes))
+
+
+def llama4():
+    return tf.Llama4ForCausalLM(
+        tf.Llama4TextConfig(
+            **SMALL,
+            num_key_value_heads=1,
+            head_dim=8,
+            intermediate_size=16,
+            num_local_experts=2,
+            attention_chunk_size=8,
+        )
+    )
+
+
+def bloom():
+    return tf.BloomForCausalLM(tf.BloomConfig(vocab_size=tiny.VOCAB_SIZE, hidden_size=16, n_layer=1, n_head=2))
+
+
+def mpt():
+    return tf.MptForCausalLM(tf.MptConfig(vocab_size=tiny.VOCAB_SIZE, d_model=16, n_layers=1, n_heads=2))
+
+
 def falcon_alibi():
     return tf.FalconForCausalLM(tf.FalconConfig(**SMALL, alibi=True))
 
@@ -58,6 +85,12 @@ def bart():
     return tf.BartForCausalLM(config).eval()
 
 
+def gpt_neo():
+    sizes = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "window_size": 4}
+    kinds = [[["global", "local"], 1]]
+    return tf.GPTNeoForCausalLM(tf.GPTNeoConfig(vocab_size=tiny.VOCAB_SIZE, attention_types=kinds, **sizes)).eval()
+
+
 def recomputing():
     model = tiny.tiny_model("llama", seed=5).train()
     with warnings.catch_warnings():  # the name that all versions know is deprecated
@@ -82,6 +115,22 @@ def types_of_tokens(count):
 
 class GreedyOnly(LosslessVerifier):
     greedy_only = True
+
+
+class Words:
+    """The part of a tokenizer that the tokenizer check uses."""
+
+    all_special_ids = ()
+    added_tokens_decoder: ClassVar[dict] = {}
+
+    def __init__(self, *words):
+        self.words = {word: index for index, word in enumerate(words)}
+
+    def __len__(self):
+        return len(self.words)
+
+    def get_vocab(self):
+        return self.words
 
 
 class Bench:
@@ -131,8 +180,12 @@ generate, with_head = (partial(partial, method) for method in (BENCH.generate, B
 looking_up = partial(generate, assistant_model=MISSING, **{"prompt_lookup_num_tokens": 3})
 
 REFUSED = [
-    # models; tests/families has those that are refused by their model type
+    # models
     *as_target_and_draft(t5, "T5ForConditionalGeneration; use a decoder-only"),
+    *as_target_and_draft(mamba, "MambaForCausalLM; ignores its state; use another model"),
+    *as_target_and_draft(llama4, "Llama4ForCausalLM; chunked; use a model with full or sliding-window"),
+    *as_target_and_draft(bloom, "BloomForCausalLM; ALiBi; use"),
+    *as_target_and_draft(mpt, "MptForCausalLM; ALiBi; use"),
     *as_target_and_draft(falcon_alibi, "FalconForCausalLM; ALiBi; use"),
     *as_target_and_draft(prompt_tuned, "LlamaForCausalLM; PROMPT_TUNING; LoRA"),
     refused(lambda: BENCH.generate(adapted(alora_invocation_tokens=[5])), "target; aLoRA; alora_invocation_tokens"),
@@ -153,6 +206,7 @@ REFUSED = [
         for row in as_target_and_draft(partial(attending, name), name, 'attn_implementation="sdpa"')
     ),
     *as_target_and_draft(bart, "BartForCausalLM; position_ids; batch size must be 1, got 2"),
+    *as_target_and_draft(gpt_neo, "GPTNeoForCausalLM; window; batch size must be 1, got 2"),
     *as_target_and_draft(recomputing, "gradient checkpointing; model.eval()"),
     *as_target_and_draft(without_weights, "meta; from_pretrained"),
     refused(generate(assistant_model="org/draft"), "draft; str; from_pretrained", error=TypeError),
@@ -266,6 +320,9 @@ REFUSED = [
         "'token_type_ids'; Remove it",
     ),
     refused(generate(prefill_chunk_size=0), "prefill_chunk_size; >= 1; got 0"),
+    refused(
+        generate(tokenizer=Words("a", "b"), assistant_tokenizer=Words("b", "a")), "another tokenizer; be 1, got 2"
+    ),
     # verifiers
     refused(with_head(assistant_model=MISSING), "diversed_head; pass assistant_model="),
     refused(generate(assistant_model=None), "verifier; pass assistant_model="),
@@ -374,6 +431,8 @@ def test_the_valid_call_succeeds():
         assert BENCH.generate(assistant_model=MISSING, assistant_early_exit=1).shape == (2, 10)
         assert BENCH.generate(BENCH.multimodal, assistant_model=BENCH.multimodal).shape == (2, 10)
     assert {"LlamaForCausalLM", "Gemma3ForConditionalGeneration"} <= set(ran)
+    same = Words("a", "b"), Words("a", "b")
+    assert BENCH.generate(tokenizer=same[0], assistant_tokenizer=same[1]).shape == (2, 10)
 
 
 @pytest.mark.parametrize(
@@ -388,3 +447,17 @@ def test_modes_set_in_the_models_own_config(entry, value, monkeypatch):
     with modules_run() as ran, pytest.raises(ValueError, match=entry):
         BENCH.generate()
     assert ran == []
+
+
+# as above
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_prompt_tuning_is_detected_in_peft_generate(monkeypatch):
+    """`PeftModel.generate` calls the inner model's `generate`, which must still detect prompt tuning."""
+    seen = []
+    inner = tf.LlamaForCausalLM.generate
+    monkeypatch.setattr(
+        tf.LlamaForCausalLM, "generate", lambda self, *a, **k: seen.append(type(self)) or inner(self, *a, **k)
+    )
+    with pytest.raises(ValueError, match="prompt-learning"):
+        BENCH.generate(prompt_tuned())
+    assert seen == [tf.LlamaForCausalLM]
