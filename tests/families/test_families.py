@@ -19,7 +19,7 @@ from tests.tiny import PAD, VOCAB_SIZE
 # One of each kind: latent caches, learned and tabulated positions, encoders, sinks; rejected always or in batches.
 SAMPLE = {
     *("bert", "biogpt", "ctrl", "deepseek_v3", "gemma2", "granite_swa", "whisper"),
-    *("bloom", "deepseek_v32", "llama4_text", "openai-gpt", "rwkv", "zamba"),
+    *("bloom", "deepseek_v32", "llama4_text", "mpt", "openai-gpt", "rwkv", "zamba"),
     *("bart", "falcon_h1", "gpt_neo", "lfm2"),
 }
 CASES = [
