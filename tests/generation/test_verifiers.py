@@ -138,3 +138,15 @@ def test_lossless_blocks_relax_nothing():
         relaxed.append(out.token_records.relaxed)
     assert not relaxed[0].any()
     assert 0 < relaxed[1].sum() < relaxed[1].numel() / 2
+
+
+def test_statistics_count_only_what_a_phase_defines():
+    """Catches NaN in a sum where a verifier without weights decided, and an invented weight."""
+    inputs = ragged_batch()
+    inputs["input_ids"][:2, -1] = 21
+    verifier = PhaseVerifier(StaticEnsembleVerifier(0.1, bias_budget=99.0), begin=21, end=34)
+    torch.manual_seed(0)
+    stats = generate(pair(), **inputs, verifier=verifier, max_new_tokens=24).stats
+    assert stats.mean_weight == pytest.approx(0.1)
+    assert 0 < stats.weight_count < stats.num_accepted + stats.num_rejected == stats.tv_count
+    assert stats.bias_count == stats.weight_count
