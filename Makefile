@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONSTRAINTS := constraints.txt
 WORKERS ?= 2
-OLDEST := tests/test_compat.py tests/test_cache.py tests/head tests/verifiers tests/generation
+OLDEST := tests/test_compat.py tests/test_cache.py tests/head tests/verifiers tests/generation tests/families tests/fuzz
 
 .PHONY: demo space test test-oldest test-newest test-main test-browser test-wheel package dist docs lines vllm faults families fuzz bench gpu \
 	real quality format results clean
