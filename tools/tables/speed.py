@@ -42,7 +42,7 @@ def speed() -> dict[str, Table]:
                 Row(f"{title}, `{method}`", method, study)
                 for title, study in (("MBPP", "draft-lengths-qwen-mbpp"), ("GSM8K", "draft-lengths-qwen"))
                 for method in (
-                    *("upstream", "upstream:3", "upstream:5", "lossless:3", "lossless:5", "lossless:confidence"),
+                    *("upstream:3", "upstream:5", "lossless:3", "lossless:5", "lossless:confidence"),
                     *("lenience:0.3:3", "lenience:0.3:5", "lenience:0.3:confidence"),
                 )
             ],
@@ -63,10 +63,9 @@ def speed() -> dict[str, Table]:
         "draft-lengths-replay": Table(
             "task, method",
             [
-                Row(f"{task}, `{verifier}:{schedule}`", f"{verifier}:{schedule}", "draft-lengths-replay", task)
+                Row(f"{task}, `{verifier}`", f"{verifier}:confidence", "draft-lengths-replay", task)
                 for task in TASKS
                 for verifier in ("lossless", "lenience:0.3")
-                for schedule in ("confidence", "adaptive")
             ],
             [
                 Column("blocks", "blocks", count),
