@@ -153,7 +153,7 @@ def published() -> dict[str, Table]:
         "brief": Table(
             "verifier",
             [
-                *methods("", ("target", "none: target alone"), ("upstream", "that of transformers")),
+                *methods("", ("target", "none: target alone"), ("upstream", "transformers' (lossless)")),
                 *methods("", "lossless", "lenience:0.3"),
             ],
             [
@@ -163,8 +163,8 @@ def published() -> dict[str, Table]:
                 Column("math, T = 1", "quality", whole, gsm8k),
             ],
             "Qwen2.5-Coder 1.5B with 0.5B on one CPU thread, 5 draft tokens per round. Right answers on MBPP and "
-            "GSM8K, {n} prompts (the smaller number for greedy decoding): within ±14 and ±10 points (95%). Speed: at "
-            "temperature T = 1, median of 3 runs of 4 prompts of MBPP.",
+            "GSM8K, {n} prompts, the smaller number for greedy decoding: each score is within ±14 (greedy) or ±10 "
+            "points (95%). Speed: at temperature T = 1, median of 3 runs of 4 prompts of MBPP.",
         ),
         "gains": Table(
             "prompt lookup",
