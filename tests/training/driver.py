@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from hf_diversed.cli.train import TrainOptions, build_trainer
+from hf_diversed.cli.train import build_trainer
 from hf_diversed.cli.training import call, parse
-from hf_diversed.training import DiversedConfig, checkpoints, references, scoring
+from hf_diversed.training import checkpoints, references, scoring
 from hf_diversed.training import trainer as trainer_module
 from tests.training import runs
 
@@ -184,7 +184,7 @@ def main(folder: Path, seed: int, num_kills: int) -> dict:
 
 def _warm_up(folder: Path) -> None:
     """Import what is imported late, once for all children. No backward pass, which could start threads."""
-    arguments, config = parse((TrainOptions, DiversedConfig), argv(folder))
+    arguments, config = parse(argv(folder))
     trainer = build_trainer(arguments, config)
     trainer.create_optimizer_and_scheduler(STEPS)
     trainer.sampler.relaxed(["a"], trainer.model, seed=0)
