@@ -10,7 +10,6 @@ import torch
 from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
 
-from hf_diversed.blocks import DecodingContext
 from hf_diversed.head import DiversedHead
 from hf_diversed.serving.vllm import runner_v1
 from hf_diversed.serving.vllm.deployment import Deployment
@@ -23,7 +22,6 @@ from tests.vllm.statistics import FALSE_ALARM, p_value
 
 
 VOCAB, DRAWS = 8, 20_000
-CONTEXT = DecodingContext(1, 1, VOCAB, None, 0, 0, "", "", 1)
 SPELLED = [
     "lossless",
     "static:0.0",
@@ -79,7 +77,7 @@ def draw(
 ):
     """Return the first emitted tokens, long `[N]`, and which draft tokens were accepted, bool `[N]`."""
     count = len(drafts)
-    deployment = Deployment(("verifier",), (verifier,), {}, None, CONTEXT, one_hot=q is None)
+    deployment = Deployment(("verifier",), (verifier,), {}, None, one_hot=q is None)
     metadata = SimpleNamespace(
         all_greedy=False, all_random=True, temperature=torch.ones(count), generators={}, top_k=None, top_p=None
     )
