@@ -24,7 +24,7 @@ def learning() -> dict[str, Table]:
     cascade = "spec_cascade:token_v3:0.95"
     matched = [("lenience, matched", "lenience, matched"), ("untrained, matched", "untrained head, matched")]
     seeds = [("diversed", "**token head**"), ("seed-43", "token head, seed 43"), ("seed-44", "token head, seed 44")]
-    others = [*matched, (cascade, f"`{cascade}`"), ("diversed-mixture", "the mixture head")]
+    others = [*matched, (cascade, "SpecCascade, token_v3 0.95"), ("diversed-mixture", "the mixture head")]
     orders = {"oracle": "an oracle", "lenience": "p/q, as lenience", "mixture head": "the mixture head"}
     orders["token head"] = "the token head"
     shares = [Column(f"{share}% kept", f"{share}% kept", tenths) for share in (50, 70, 80, 90, 100)]
