@@ -274,7 +274,7 @@ def _arguments() -> argparse.Namespace:
     add("--data", default={}, type=_files, help="Tasks and their JSON Lines files: gsm8k=FILE,mbpp=FILE.")
     add("--output", required=True, type=Path)
     add("--verifiers", default=["lossless", "lenience:0.3"], type=lambda text: text.split(","))
-    add("--constant", default=[2, 3, 5, 8], type=_numbers(int), help="Constant lengths; '' for none.")
+    add("--constant", default=[2, 3, 5, 8], type=_numbers(int), help="Constant lengths, or none.")
     add("--schedules", default=SCHEDULES, type=lambda text: text.split(","), help="Timed schedules, and copies.")
     add("--replay", action="store_true", help="Replay rules on recorded rounds instead of timing them.")
     add("--costs", default=[0.15, 0.3, 0.43], type=_numbers(float), help="Costs of a draft token that are replayed.")
@@ -289,7 +289,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _numbers(kind: type) -> Any:
-    return lambda text: [kind(part) for part in text.split(",") if part]
+    return lambda text: [] if text == "none" else [kind(part) for part in text.split(",")]
 
 
 def _files(text: str) -> dict[str, str]:
