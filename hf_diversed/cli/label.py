@@ -14,6 +14,10 @@ def label(options: LabelOptions) -> None:
     """Label rejected draft tokens with their cost: the score with the token replaced minus the score with the token
     kept, where the target continues both texts."""
     preparing.check_output("--output", options.output)
+    settings = LabelSettings(
+        options.rejections, options.continuations, options.lookahead, options.seed, options.agreement
+    )
+    settings.check_temperature(options.temperature)
     task = preparing.load_task(options)
     if options.agreement and not isinstance(task, CodeTask):  # code is compared by its tests
         task.columns = task.columns[: None if options.shots else 1]  # solved examples need references
@@ -26,9 +30,6 @@ def label(options: LabelOptions) -> None:
         max_new_tokens=options.max_new_tokens or task.max_new_tokens,
         batch_size=options.batch_size,
         stop_strings=() if options.chat else tuple(task.stop_strings),
-    )
-    settings = LabelSettings(
-        options.rejections, options.continuations, options.lookahead, options.seed, options.agreement
     )
     if options.overwrite:
         options.output.unlink(missing_ok=True)

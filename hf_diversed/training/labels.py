@@ -82,6 +82,13 @@ class LabelSettings:
             if getattr(self, name) < low:
                 raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}.")
 
+    def check_temperature(self, temperature: float) -> None:
+        """Raise ValueError if the target's answer, with which branches are compared, would be a random one."""
+        if self.agreement and temperature > 0:
+            raise ValueError(
+                f"agreement requires temperature 0, where the target's answer is fixed, got {temperature:g}."
+            )
+
 
 @dataclass(eq=False)
 class Labels:
@@ -180,10 +187,7 @@ class LabelRun:
     """Completes prompts, chooses rejections, continues both branches of each, and scores them."""
 
     def __init__(self, pair: Pair, task: Task, sampling: Sampling, settings: LabelSettings):
-        if settings.agreement and sampling.temperature > 0:
-            raise ValueError(
-                f"agreement requires temperature 0, where the target's answer is fixed, got {sampling.temperature:g}."
-            )
+        settings.check_temperature(sampling.temperature)
         self.pair, self.task, self.sampling, self.settings = pair, task, sampling, settings
         self.decoder = Decoder(pair, sampling)
         kind = {"features": "distribution", "token_features": True, "lookahead": settings.lookahead}
@@ -224,7 +228,7 @@ class LabelRun:
             per_token = spent / max(1, sum(map(len, completions)))
             remaining = sum(max(0, len(completions[row]) - len(text)) for text, row in zip(texts, owners))
             seconds = duration(spent + per_token * remaining)
-            notify(f"About {seconds} per part of {len(rows)} prompts, from the speed of the first one.")
+            notify(f"About {seconds} per part of {len(rows)} prompts, from the speed of the completions.")
         texts = self._continued(texts, owners, prompts, completions, seed + 1)
         scores = self._scores(texts, owners, completions, records)
         flat = torch.tensor(scores, dtype=torch.float64)

@@ -58,6 +58,10 @@ REFUSED = [
     (f"{EVALUATE} --shots-file data.jsonl", "--shots-file requires --shots"),
     (f"{EVALUATE} --methods static:abc", "--methods static:abc: `weight` must lie in [0, 1], got 'abc'"),
     (f"{EVALUATE} --methods target,target", "different labels"),
+    (
+        "label --task math --output new.jsonl --agreement",
+        "agreement requires temperature 0",
+    ),
     (f"{EVALUATE} --task code", "allow-code-execution"),
     (f"{EVALUATE} --task gsm8k --methods diversed@0.5", "--methods diversed@0.5 needs a head: pass --head"),
     (f"{EVALUATE} --split training", "--split of task 'math' must be one of"),
