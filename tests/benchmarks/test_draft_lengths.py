@@ -4,9 +4,11 @@ import json
 import sys
 
 import pytest
+import torch
 
 from benchmarks import draft_lengths
 from benchmarks.draft_lengths import WIDTH, Block, replay_lengths
+from hf_diversed import load_demo_pair
 
 
 def test_replayed_tokens_are_those_before_the_first_rejection():
@@ -62,3 +64,19 @@ def test_a_run_continues_and_replays(tmp_path, monkeypatch, capsys):
     draft_lengths.main()
     replayed = json.loads(output.read_text())["records"]
     assert {record["method"] for record in replayed} >= {"lossless:confidence", "lenience:0.3:adaptive"}
+
+
+def test_an_int8_draft_model_keeps_lossless_decoding():
+    """Catches layers that are not quantized, and tokens that depend on the draft model's precision."""
+    pair = load_demo_pair()
+    draft = pair.draft
+    draft_lengths.quantize_linear_layers(draft)
+    linear = {name for name, layer in draft.named_modules() if isinstance(layer, torch.nn.Linear)}
+    assert linear
+    assert all(name.endswith("down_proj") for name in linear)
+    inputs = pair.tokenizer("Question: Mia has 3 pens and buys 9.", return_tensors="pt")
+    plain = pair.target.generate(**inputs, do_sample=False, max_new_tokens=24)
+    found = pair.target.generate(
+        **inputs, do_sample=False, max_new_tokens=24, assistant_model=draft, verifier="lossless"
+    )
+    assert torch.equal(found, plain)
