@@ -52,6 +52,19 @@ def speed() -> dict[str, Table]:
             "instructions; {n} prompts (GSM8K, MBPP), median (quartiles) of paired ratios. Constant lengths: 3, 5. "
             "Measured by {command}, with another `--data` for GSM8K.",
         ),
+        "int8-draft": Table(
+            "method",
+            methods(
+                "draft-lengths-int8",
+                *("upstream", "upstream:5", "upstream:8"),
+                *(f"{verifier}:{kind}" for verifier in relaxed for kind in ("5", "8", "confidence", "adaptive")),
+            ),
+            LENGTH_COLUMNS,
+            "Qwen2.5-Coder 1.5B in float32 and 0.5B in int8, {n} prompts of MBPP, at most 48 new tokens; tokens per "
+            "second of wall time with the prefill, eager engine, batch size 1, two threads of a CPU without bfloat16 "
+            "instructions; median (quartiles) of paired ratios. Constant lengths: 5, 8. The same draft model in "
+            "float32 is in [Does it save time?](results-speed.md). Measured by {command}.",
+        ),
         "copies": Table(
             "method",
             methods("draft-copies", "upstream", *(f"{verifier}:{kind}" for verifier in relaxed for kind in kinds)),
