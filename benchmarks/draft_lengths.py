@@ -85,10 +85,10 @@ def main() -> None:
 
 
 def quantize_linear_layers(model: PreTrainedModel) -> None:
-    """Store the weights of linear layers on the CPU in int8, with a scale per output channel.
+    """Quantize linear layers in float32 to int8 in place, with one scale per output channel; CPU only.
 
-    Inputs are rounded to int8 in each forward pass, with one scale per tensor. `down_proj` stays as it is: its inputs
-    have outliers in Qwen2 models, and rounding them lowers the acceptance.
+    Inputs are quantized in each forward pass, with one scale per tensor. `down_proj` is not quantized, because its
+    inputs have outliers in Qwen2 models.
     """
     linear = [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)]
     chosen = {name: per_channel_dynamic_qconfig for name in linear if not name.endswith("down_proj")}
@@ -299,9 +299,12 @@ def _arguments() -> argparse.Namespace:
     add("--threads", default=1, type=int)
     add("--dtype", default="bfloat16", help="Of named models.")
     add("--packed", action="store_true", help="Store linear layers in oneDNN's layout, see benchmarks.real_pair.")
-    add("--int8-draft", action="store_true", help="Linear layers of the draft model in int8, except down_proj.")
+    add("--int8-draft", action="store_true", help="Quantize its linear layers to int8, except down_proj.")
     add("--seed", default=0, type=int)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.int8_draft and arguments.target and arguments.dtype != "float32":
+        parser.error(f"--int8-draft quantizes layers in float32, got --dtype {arguments.dtype}; add --dtype float32.")
+    return arguments
 
 
 def _numbers(kind: type) -> Any:

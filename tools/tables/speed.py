@@ -62,8 +62,7 @@ def speed() -> dict[str, Table]:
             LENGTH_COLUMNS,
             "Qwen2.5-Coder 1.5B in float32 and 0.5B in int8, {n} prompts of MBPP, at most 48 new tokens; tokens per "
             "second of wall time with the prefill, eager engine, batch size 1, two threads of a CPU without bfloat16 "
-            "instructions; median (quartiles) of paired ratios. Constant lengths: 5, 8. The same draft model in "
-            "float32 is in [Does it save time?](results-speed.md). Measured by {command}.",
+            "instructions; median (quartiles) of paired ratios. Constant lengths: 5, 8. Measured by {command}.",
         ),
         "copies": Table(
             "method",
