@@ -299,7 +299,7 @@ def _arguments() -> argparse.Namespace:
     add("--threads", default=1, type=int)
     add("--dtype", default="bfloat16", help="Of named models.")
     add("--packed", action="store_true", help="Store linear layers in oneDNN's layout, see benchmarks.real_pair.")
-    add("--int8-draft", action="store_true", help="Quantize its linear layers to int8, except down_proj.")
+    add("--int8-draft", action="store_true", help="Quantize the draft model's linear layers, except down_proj.")
     add("--seed", default=0, type=int)
     arguments = parser.parse_args()
     if arguments.int8_draft and arguments.target and arguments.dtype != "float32":
