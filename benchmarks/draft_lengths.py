@@ -10,6 +10,7 @@ Ratios are of tokens per second of wall time on the same prompt: their median an
 `upstream`, transformers' assisted generation with its defaults; `upstream:5`, 5 draft tokens in every round; or a
 verifier with a constant length or a schedule, as `lossless:5` and `lenience:0.3:confidence`. `lossless:copies` copies
 up to 10 draft tokens where the last n-gram occurred before, and uses the draft model with `confidence` elsewhere.
+`confidence@16` drafts at most 16 tokens per round.
 Finished prompts are kept next to the output, so an interrupted run continues, also with another `--num-prompts`.
 
 `--replay` decodes the prompts with blocks of 8 draft tokens, and computes from the acceptance probabilities the tokens
@@ -26,7 +27,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch.ao.quantization import per_channel_dynamic_qconfig, quantize_dynamic
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -68,9 +68,10 @@ def main() -> None:
     chat = arguments.target is not None
     target, draft = (name and packaged.resolve(name) for name in (arguments.target, arguments.draft))
     pair = load_pair(target, draft, "cpu", chat=chat, dtype=arguments.dtype if chat else None)
-    if arguments.int8_draft:
+    if arguments.int4_draft:
         quantize_linear_layers(pair.draft)
-    for model in (pair.target, pair.draft) if arguments.packed else ():
+    models = [pair.target] if arguments.int4_draft else [pair.target, pair.draft]
+    for model in models if arguments.packed else ():
         pack_linear_layers(model)
     records: list[dict[str, Any]] = []
     for task in arguments.data if chat else EMBEDDED:
@@ -79,20 +80,17 @@ def main() -> None:
         for record in study(pair, task, prompts, arguments):
             records.append({"task": task, "n": len(prompts) - 1} | record)
             print(json.dumps(records[-1]), flush=True)
-    names = ("temperature", "max_new_tokens", "threads", "packed", "int8_draft")
+    names = ("temperature", "max_new_tokens", "threads", "packed", "int4_draft")
     settings = {name: getattr(arguments, name) for name in names}
     write_json(arguments.output, settings | {"records": records, "provenance": provenance(arguments.seed, "cpu")})
 
 
 def quantize_linear_layers(model: PreTrainedModel) -> None:
-    """Quantize linear layers in float32 to int8 in place, with one scale per output channel; CPU only.
+    """Quantize the weights of linear layers to int4 in place, in groups of 32 inputs; CPU only, needs torchao."""
+    from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+    from torchao.quantization import quantize_
 
-    Inputs are quantized in each forward pass, with one scale per tensor. `down_proj` is not quantized, because its
-    inputs have outliers in Qwen2 models.
-    """
-    linear = [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)]
-    chosen = {name: per_channel_dynamic_qconfig for name in linear if not name.endswith("down_proj")}
-    quantize_dynamic(model, chosen, inplace=True)
+    quantize_(model, PrototypeInt4WeightOnlyConfig(group_size=32, int4_choose_qparams_algorithm="hqq"))
 
 
 def _prompts(pair: Pair, name: str, arguments: argparse.Namespace) -> list[torch.Tensor]:
@@ -114,7 +112,7 @@ def time_methods(
     schedules = [*arguments.constant, *arguments.schedules]
     methods = [TARGET, UPSTREAM, *(f"{UPSTREAM}:{gamma}" for gamma in arguments.constant)]
     methods += [f"{verifier}:{schedule}" for verifier in arguments.verifiers for schedule in schedules]
-    names = ("target", "draft", "int8_draft", "dtype", "temperature", "max_new_tokens", "threads", "packed", "seed")
+    names = ("target", "draft", "int4_draft", "dtype", "temperature", "max_new_tokens", "threads", "packed", "seed")
     settings = [getattr(arguments, name) for name in names]
     digests = [data_digest(ids.tolist()) for ids in prompts]
     path = arguments.output.with_suffix(f".{task}-{data_digest([settings, methods])}.jsonl")
@@ -139,6 +137,7 @@ def decode(pair: Pair, ids: torch.Tensor, method: str, arguments: argparse.Names
     if method != TARGET:
         settings["assistant_model"] = pair.draft
     verifier, _, schedule = method.rpartition(":")
+    schedule, _, limit = schedule.partition("@")
     lengths: dict[str, Any] = {}
     if schedule.isdecimal():
         lengths = {"num_assistant_tokens": int(schedule), "num_assistant_tokens_schedule": "constant"}
@@ -148,6 +147,8 @@ def decode(pair: Pair, ids: torch.Tensor, method: str, arguments: argparse.Names
         lengths = {"num_assistant_tokens_schedule": "confidence", "prompt_lookup_num_tokens": COPIED}
     elif verifier:
         raise ValueError(f"unknown schedule {schedule!r}; allowed: {', '.join(SCHEDULES)}, {COPIES}, or a number.")
+    if limit:
+        lengths["num_assistant_tokens"] = int(limit)
     if verifier == UPSTREAM:  # reads the lengths from the draft model
         lengths["assistant_confidence_threshold"] = 0.0
         settings["assistant_model"] = with_generation_config(pair.draft, lengths)
@@ -299,12 +300,9 @@ def _arguments() -> argparse.Namespace:
     add("--threads", default=1, type=int)
     add("--dtype", default="bfloat16", help="Of named models.")
     add("--packed", action="store_true", help="Store linear layers in oneDNN's layout, see benchmarks.real_pair.")
-    add("--int8-draft", action="store_true", help="Quantize the draft model's linear layers, except down_proj.")
+    add("--int4-draft", action="store_true", help="Quantize the draft model's linear layers to int4.")
     add("--seed", default=0, type=int)
-    arguments = parser.parse_args()
-    if arguments.int8_draft and arguments.target and arguments.dtype != "float32":
-        parser.error(f"--int8-draft quantizes layers in float32, got --dtype {arguments.dtype}; add --dtype float32.")
-    return arguments
+    return parser.parse_args()
 
 
 def _numbers(kind: type) -> Any:

@@ -66,25 +66,14 @@ def test_a_run_continues_and_replays(tmp_path, monkeypatch, capsys):
     assert {record["method"] for record in replayed} >= {"lossless:confidence", "lenience:0.3:adaptive"}
 
 
-def test_an_int8_draft_model_keeps_lossless_decoding():
+def test_an_int4_draft_model_keeps_lossless_decoding():
     """Catches layers that are not quantized, and a quantized draft model whose tokens are all rejected."""
     pair = load_demo_pair()
     inputs = pair.tokenizer("Question: Mia has 3 pens and buys 9.", return_tensors="pt")
-    exact = pair.draft(**inputs).logits
     draft_lengths.quantize_linear_layers(pair.draft)
-    linear = {name for name, layer in pair.draft.named_modules() if isinstance(layer, torch.nn.Linear)}
-    assert linear
-    assert all(name.endswith("down_proj") for name in linear)
-    assert not torch.equal(pair.draft(**inputs).logits, exact)
+    linear = [layer for layer in pair.draft.modules() if isinstance(layer, torch.nn.Linear)]
+    assert all(type(layer.weight) is not torch.nn.Parameter for layer in linear)
     greedy = {"do_sample": False, "max_new_tokens": 24, "return_dict_in_generate": True}
     found = pair.target.generate(**inputs, assistant_model=pair.draft, verifier="lossless", **greedy)
     assert torch.equal(found.sequences, pair.target.generate(**inputs, **greedy).sequences)
     assert found.stats.num_accepted > found.stats.num_drafted / 3
-
-
-def test_int8_needs_float32(monkeypatch, capsys):
-    """Catches models in bfloat16 that fail in their first forward pass."""
-    monkeypatch.setattr(sys, "argv", ["x", "--output", "x.json", "--target", "a", "--draft", "b", "--int8-draft"])
-    with pytest.raises(SystemExit):
-        draft_lengths.main()
-    assert "add --dtype float32" in capsys.readouterr().err
