@@ -1,13 +1,17 @@
 """Tables of times."""
 
 from tools.figures import TASKS
-from tools.tables.parts import LENGTH_COLUMNS, Column, Row, Table, count, every, methods, number, tenths
+from tools.tables.parts import LENGTH_COLUMNS, Column, Row, Table, count, every, number, tenths
 
 
 def speed() -> dict[str, Table]:
     """Return the tables of the time of rounds."""
     quartiles = "median (quartiles) of"
-    relaxed, kinds = ("lossless", "lenience:0.3"), ("confidence", "copies")
+    relaxed, kinds, lengths = (
+        ("lossless", "lenience:0.3"),
+        ("confidence", "confidence@16", "copies"),
+        ("5", "8", "confidence"),
+    )
     return {
         "compiled": Table(
             "embedded pair, compiled",
@@ -36,41 +40,35 @@ def speed() -> dict[str, Table]:
             "median (quartiles) of paired ratios. Constant lengths: 2, 3, 5, 8. `upstream` is transformers' assisted "
             "generation with its defaults. Measured by {command}.",
         ),
-        "draft-lengths-qwen": Table(
+        "draft-lengths-int4": Table(
             "task, method",
             [
-                Row(f"{title}, `{method}`", method, study)
-                for title, study in (("MBPP", "draft-lengths-qwen-mbpp"), ("GSM8K", "draft-lengths-qwen"))
+                Row(f"{title}, `{method}`", method, "draft-lengths-int4", task)
+                for task, title in (("mbpp", "MBPP"), ("gsm8k", "GSM8K"))
                 for method in (
-                    *("upstream:3", "upstream:5", "lossless:3", "lossless:5", "lossless:confidence"),
-                    *("lenience:0.3:3", "lenience:0.3:5", "lenience:0.3:confidence"),
+                    "upstream",
+                    "upstream:3",
+                    "upstream:5",
+                    *(f"{name}:{kind}" for name in relaxed for kind in lengths),
                 )
             ],
             LENGTH_COLUMNS,
-            "Qwen2.5-Coder 1.5B and 0.5B in float32 (oneDNN-packed weights), at most 48 new tokens; tokens per second "
-            "of wall time with the prefill, eager engine, batch size 1, two threads of a CPU without bfloat16 "
-            "instructions; {n} prompts (GSM8K, MBPP), median (quartiles) of paired ratios. Constant lengths: 3, 5. "
-            "Measured by {command}, with another `--data` for GSM8K.",
-        ),
-        "int8-draft": Table(
-            "method",
-            methods(
-                "draft-lengths-int8",
-                *("upstream", "upstream:5", "upstream:8"),
-                *(f"{verifier}:{kind}" for verifier in relaxed for kind in ("5", "8", "confidence", "adaptive")),
-            ),
-            LENGTH_COLUMNS,
-            "Qwen2.5-Coder 1.5B in float32 and 0.5B in int8, {n} prompts of MBPP, at most 48 new tokens; tokens per "
-            "second of wall time with the prefill, eager engine, batch size 1, two threads of a CPU without bfloat16 "
-            "instructions; median (quartiles) of paired ratios. Constant lengths: 5, 8. Measured by {command}.",
+            "Qwen2.5-Coder 1.5B in bfloat16 (oneDNN-packed weights) and 0.5B in int4 (torchao 0.18), temperature 1, "
+            "at most 128 new tokens; tokens per second of wall time with the prefill, eager engine, batch size 1, two "
+            "threads of a CPU with bfloat16 instructions; {n} prompts per task, median (quartiles) of paired ratios. "
+            "Constant lengths: 3, 5, 8. Measured by {command}.",
         ),
         "copies": Table(
-            "method",
-            methods("draft-copies", "upstream", *(f"{verifier}:{kind}" for verifier in relaxed for kind in kinds)),
+            "task, method",
+            [
+                Row(f"{title}, `{method}`", method, "draft-copies", task)
+                for task, title in (("rewrite", "correcting abstracts"), ("mbpp", "MBPP"))
+                for method in ("upstream", *(f"{verifier}:{kind}" for verifier in relaxed for kind in kinds))
+            ],
             [column for column in LENGTH_COLUMNS if column.metric != "over_best_constant"],
-            "The same pair and machine, correcting the spelling of {n} abstracts, at most 64 new tokens; `copies` "
-            "takes up to 10 draft tokens from the text where its last three tokens occurred before. Measured by "
-            "{command}.",
+            "The same pair and machine, {n} prompts per task. `confidence` drafts at most 8 tokens, `confidence@16` "
+            "at most 16; `copies` takes up to 10 draft tokens from the text where its last three tokens occurred "
+            "before. Measured by {command}.",
         ),
         "draft-lengths-replay": Table(
             "task, method",
