@@ -7,11 +7,9 @@ from tools.tables.parts import LENGTH_COLUMNS, Column, Row, Table, count, every,
 def speed() -> dict[str, Table]:
     """Return the tables of the time of rounds."""
     quartiles = "median (quartiles) of"
-    relaxed, kinds, lengths = (
-        ("lossless", "lenience:0.3"),
-        ("confidence", "confidence@16", "copies"),
-        ("5", "8", "confidence"),
-    )
+    verifiers = ("lossless", "lenience:0.3")
+    lengths = [f"{verifier}:{length}" for verifier in verifiers for length in ("5", "8", "confidence")]
+    kinds = [f"{verifier}:{kind}" for verifier in verifiers for kind in ("confidence", "confidence@16", "copies")]
     return {
         "compiled": Table(
             "embedded pair, compiled",
@@ -32,7 +30,7 @@ def speed() -> dict[str, Table]:
             [
                 Row(f"{task}, `{verifier}:{schedule}`", f"{verifier}:{schedule}", "draft-lengths", task)
                 for task in TASKS
-                for verifier in ("lossless", "lenience:0.3")
+                for verifier in verifiers
                 for schedule in ("5", "confidence", "adaptive")
             ],
             LENGTH_COLUMNS,
@@ -43,14 +41,15 @@ def speed() -> dict[str, Table]:
         "draft-lengths-int4": Table(
             "task, method",
             [
-                Row(f"{title}, `{method}`", method, "draft-lengths-int4", task)
-                for task, title in (("mbpp", "MBPP"), ("gsm8k", "GSM8K"))
-                for method in (
-                    "upstream",
-                    "upstream:3",
-                    "upstream:5",
-                    *(f"{name}:{kind}" for name in relaxed for kind in lengths),
-                )
+                *(
+                    Row(f"{title}, `{method}`", method, "draft-lengths-int4", task)
+                    for task, title in (("mbpp", "MBPP"), ("gsm8k", "GSM8K"))
+                    for method in ("upstream", "upstream:3", "upstream:5", *lengths)
+                ),
+                *(
+                    Row(f"MBPP, draft model in bfloat16, `{method}`", method, "draft-lengths-bf16", "mbpp")
+                    for method in ("upstream", "lossless:confidence", "lenience:0.3:confidence")
+                ),
             ],
             LENGTH_COLUMNS,
             "Qwen2.5-Coder 1.5B in bfloat16 (oneDNN-packed weights) and 0.5B in int4 (torchao 0.18), temperature 1, "
@@ -63,7 +62,7 @@ def speed() -> dict[str, Table]:
             [
                 Row(f"{title}, `{method}`", method, "draft-copies", task)
                 for task, title in (("rewrite", "correcting abstracts"), ("mbpp", "MBPP"))
-                for method in ("upstream", *(f"{verifier}:{kind}" for verifier in relaxed for kind in kinds))
+                for method in ("upstream", *kinds)
             ],
             [column for column in LENGTH_COLUMNS if column.metric != "over_best_constant"],
             "The same pair and machine, {n} prompts per task. `confidence` drafts at most 8 tokens, `confidence@16` "
@@ -75,7 +74,7 @@ def speed() -> dict[str, Table]:
             [
                 Row(f"{task}, `{verifier}`", f"{verifier}:confidence", "draft-lengths-replay", task)
                 for task in TASKS
-                for verifier in ("lossless", "lenience:0.3")
+                for verifier in verifiers
             ],
             [
                 Column("blocks", "blocks", count),
