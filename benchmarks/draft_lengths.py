@@ -10,7 +10,7 @@ Ratios are of tokens per second of wall time on the same prompt: their median an
 `upstream`, transformers' assisted generation with its defaults; `upstream:5`, 5 draft tokens in every round; or a
 verifier with a constant length or a schedule, as `lossless:5` and `lenience:0.3:confidence`. `lossless:copies` copies
 up to 10 draft tokens where the last n-gram occurred before, and uses the draft model with `confidence` elsewhere.
-`confidence@16` drafts at most 16 tokens per round.
+`lossless:confidence@16` drafts at most 16 tokens per round instead of 8.
 Finished prompts are kept next to the output, so an interrupted run continues, also with another `--num-prompts`.
 
 `--replay` decodes the prompts with blocks of 8 draft tokens, and computes from the acceptance probabilities the tokens
@@ -68,11 +68,12 @@ def main() -> None:
     chat = arguments.target is not None
     target, draft = (name and packaged.resolve(name) for name in (arguments.target, arguments.draft))
     pair = load_pair(target, draft, "cpu", chat=chat, dtype=arguments.dtype if chat else None)
+    if arguments.packed:
+        pack_linear_layers(pair.target)
     if arguments.int4_draft:
         quantize_linear_layers(pair.draft)
-    models = [pair.target] if arguments.int4_draft else [pair.target, pair.draft]
-    for model in models if arguments.packed else ():
-        pack_linear_layers(model)
+    elif arguments.packed:
+        pack_linear_layers(pair.draft)
     records: list[dict[str, Any]] = []
     for task in arguments.data if chat else EMBEDDED:
         prompts = _prompts(pair, task, arguments)
@@ -147,6 +148,8 @@ def decode(pair: Pair, ids: torch.Tensor, method: str, arguments: argparse.Names
         lengths = {"num_assistant_tokens_schedule": "confidence", "prompt_lookup_num_tokens": COPIED}
     elif verifier:
         raise ValueError(f"unknown schedule {schedule!r}; allowed: {', '.join(SCHEDULES)}, {COPIES}, or a number.")
+    if limit and schedule != "confidence":
+        raise ValueError(f"a limit needs the schedule confidence, got {method!r}; use confidence@{limit}.")
     if limit:
         lengths["num_assistant_tokens"] = int(limit)
     if verifier == UPSTREAM:  # reads the lengths from the draft model
@@ -201,7 +204,8 @@ def summary(turns: Sequence[Mapping[str, Any]], method: str) -> dict[str, Any]:
 
 def _best_constant(turns: Sequence[Mapping[str, Any]], verifier: str) -> str | None:
     """Return the method with the fastest constant length of a verifier or of upstream."""
-    constant = [name for name in turns[0] if name.rpartition(":")[0] == verifier and name[-1].isdecimal()]
+    methods = {name: name.rpartition(":") for name in turns[0]}
+    constant = [name for name, (of, _, length) in methods.items() if of == verifier and length.isdecimal()]
     return max(constant, key=lambda name: _rate(turns, name), default=None)
 
 
@@ -299,7 +303,8 @@ def _arguments() -> argparse.Namespace:
     add("--temperature", default=1.0, type=float)
     add("--threads", default=1, type=int)
     add("--dtype", default="bfloat16", help="Of named models.")
-    add("--packed", action="store_true", help="Store linear layers in oneDNN's layout, see benchmarks.real_pair.")
+    packed = "Store linear layers, except those of an int4 draft model, in oneDNN's layout, see benchmarks.real_pair."
+    add("--packed", action="store_true", help=packed)
     add("--int4-draft", action="store_true", help="Quantize the draft model's linear layers to int4.")
     add("--seed", default=0, type=int)
     return parser.parse_args()

@@ -18,7 +18,17 @@ from weakref import WeakKeyDictionary
 import torch
 
 
-_PACKAGES = ("torch", "transformers", "accelerate", "peft", "tokenizers", "safetensors", "huggingface-hub", "numpy")
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "peft",
+    "tokenizers",
+    "safetensors",
+    "huggingface-hub",
+    "numpy",
+    "torchao",
+)
 _BLANK = "***"
 _SAMPLED = 16  # values of each tensor in `model_digest`
 # Configuration fields that do not affect logits.

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from torchao.prototype.quantization.int4.int4_opaque_tensor import Int4OpaqueTensor
 
 from benchmarks import draft_lengths
 from benchmarks.draft_lengths import WIDTH, Block, replay_lengths
@@ -32,6 +33,8 @@ def test_ratios_are_of_the_same_prompt():
         }
         for turn in turns
     ]
+    for turn in timed:
+        turn["lossless:confidence@16"] = {"tokens": 100, "seconds": 1.0} | counts
     found = draft_lengths.summary(timed, "lossless:5")
     assert found["best_constant"] == "lossless:2"
     assert found["over_target"]["median"] == 1.0  # of 0.5, 1 and 4
@@ -44,12 +47,12 @@ def test_a_run_continues_and_replays(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(draft_lengths, "EMBEDDED", ("math",))
     output = tmp_path / "lengths.json"
     short = ["x", "--output", str(output), "--num-prompts", "1", "--max-new-tokens", "12", "--constant", "2"]
-    short += ["--schedules", "confidence,adaptive,copies"]
+    short += ["--schedules", "confidence,confidence@16,adaptive,copies"]
     monkeypatch.setattr(sys, "argv", short)
     draft_lengths.main()
     first = json.loads(output.read_text())["records"]
     methods = {"target", "upstream", "upstream:2", "lossless:2"}
-    methods |= {"lenience:0.3:confidence", "lossless:adaptive", "lossless:copies"}
+    methods |= {"lenience:0.3:confidence", "lossless:adaptive", "lossless:copies", "lossless:confidence@16"}
     assert methods <= {record["method"] for record in first}
     monkeypatch.setattr(draft_lengths, "decode", lambda *_: pytest.fail("the prompt has been decoded"))
     draft_lengths.main()
@@ -70,9 +73,10 @@ def test_an_int4_draft_model_keeps_lossless_decoding():
     """Catches layers that are not quantized, and a quantized draft model whose tokens are all rejected."""
     pair = load_demo_pair()
     inputs = pair.tokenizer("Question: Mia has 3 pens and buys 9.", return_tensors="pt")
-    draft_lengths.quantize_linear_layers(pair.draft)
+    draft_lengths.quantize_linear_layers(pair.draft.bfloat16())
     linear = [layer for layer in pair.draft.modules() if isinstance(layer, torch.nn.Linear)]
-    assert all(type(layer.weight) is not torch.nn.Parameter for layer in linear)
+    assert linear
+    assert all(isinstance(layer.weight, Int4OpaqueTensor) for layer in linear)
     greedy = {"do_sample": False, "max_new_tokens": 24, "return_dict_in_generate": True}
     found = pair.target.generate(**inputs, assistant_model=pair.draft, verifier="lossless", **greedy)
     assert torch.equal(found.sequences, pair.target.generate(**inputs, **greedy).sequences)

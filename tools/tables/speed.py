@@ -8,7 +8,7 @@ def speed() -> dict[str, Table]:
     """Return the tables of the time of rounds."""
     quartiles = "median (quartiles) of"
     verifiers = ("lossless", "lenience:0.3")
-    lengths = [f"{verifier}:{length}" for verifier in verifiers for length in ("5", "8", "confidence")]
+    lengths = [f"{verifier}:{length}" for verifier in verifiers for length in ("3", "5", "8", "confidence")]
     kinds = [f"{verifier}:{kind}" for verifier in verifiers for kind in ("confidence", "confidence@16", "copies")]
     return {
         "compiled": Table(
@@ -44,18 +44,20 @@ def speed() -> dict[str, Table]:
                 *(
                     Row(f"{title}, `{method}`", method, "draft-lengths-int4", task)
                     for task, title in (("mbpp", "MBPP"), ("gsm8k", "GSM8K"))
-                    for method in ("upstream", "upstream:3", "upstream:5", *lengths)
+                    for method in ("target", "upstream", "upstream:3", "upstream:5", *lengths)
                 ),
                 *(
                     Row(f"MBPP, draft model in bfloat16, `{method}`", method, "draft-lengths-bf16", "mbpp")
                     for method in ("upstream", "lossless:confidence", "lenience:0.3:confidence")
                 ),
             ],
-            LENGTH_COLUMNS,
-            "Qwen2.5-Coder 1.5B in bfloat16 (oneDNN-packed weights) and 0.5B in int4 (torchao 0.18), temperature 1, "
-            "at most 128 new tokens; tokens per second of wall time with the prefill, eager engine, batch size 1, two "
-            "threads of a CPU with bfloat16 instructions; {n} prompts per task, median (quartiles) of paired ratios. "
-            "Constant lengths: 3, 5, 8. Measured by {command}.",
+            [Column("tokens/s", "tokens_per_second", number), *LENGTH_COLUMNS],
+            "Qwen2.5-Coder 1.5B in bfloat16 (oneDNN-packed weights) and 0.5B in int4 (torchao 0.18), or in bfloat16 "
+            "(packed) where stated; temperature 1, at most 128 new tokens; tokens per second of wall time with the "
+            "prefill, eager engine, batch size 1, two threads of a CPU with bfloat16 instructions; {n} prompts per "
+            "task, median (quartiles) of paired ratios. Constant lengths: 3, 5, 8. `upstream` is transformers' "
+            "assisted generation with its defaults. Measured by {command}; the rows in bfloat16 with "
+            "`--constant none` and without `--int4-draft`.",
         ),
         "copies": Table(
             "task, method",
@@ -65,9 +67,9 @@ def speed() -> dict[str, Table]:
                 for method in ("upstream", *kinds)
             ],
             [column for column in LENGTH_COLUMNS if column.metric != "over_best_constant"],
-            "The same pair and machine, {n} prompts per task. `confidence` drafts at most 8 tokens, `confidence@16` "
-            "at most 16; `copies` takes up to 10 draft tokens from the text where its last three tokens occurred "
-            "before. Measured by {command}.",
+            "The same target and int4 draft model, at most 128 new tokens, {n} prompts per task. `confidence` drafts "
+            "at most 8 tokens, `confidence@16` at most 16; `copies` takes up to 10 draft tokens from the text where "
+            "its last three tokens occurred before. Measured by {command}.",
         ),
         "draft-lengths-replay": Table(
             "task, method",
