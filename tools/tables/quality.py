@@ -163,7 +163,7 @@ def published() -> dict[str, Table]:
                 Column("math, T = 1", "quality", whole, gsm8k),
             ],
             "Qwen2.5-Coder 1.5B with 0.5B on one CPU thread, 5 draft tokens per round. Right answers on MBPP and "
-            "GSM8K, {n} prompts, the smaller number for greedy decoding: each score is within ±14 (greedy) or ±10 "
+            "GSM8K, {n} prompts, the larger number for greedy decoding: each score is within ±7 (greedy) or ±10 "
             "points (95%). Speed: at temperature T = 1, median of 3 runs of 4 prompts of MBPP.",
         ),
         "gains": Table(
@@ -228,7 +228,7 @@ def published() -> dict[str, Table]:
                 Column("prompts worse", "prompts_worse", count),
                 Column("better", "prompts_better", count),
             ],
-            "{n} prompts of MBPP's test split, temperature 0, float32, 5 draft tokens per round, at most 320 new "
+            "{n} prompts of MBPP's test split, temperature 0, bfloat16, 5 draft tokens per round, at most 320 new "
             "tokens; 95% intervals clustered by prompt.",
         ),
         "greedy": Table(
