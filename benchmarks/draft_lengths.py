@@ -91,7 +91,9 @@ def quantize_linear_layers(model: PreTrainedModel) -> None:
     from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
     from torchao.quantization import quantize_
 
-    quantize_(model, PrototypeInt4WeightOnlyConfig(group_size=32, int4_choose_qparams_algorithm="hqq"))
+    settings = {"group_size": 32, "int4_choose_qparams_algorithm": "hqq"}
+    # By default, torchao also changes inductor's settings for the whole process.
+    quantize_(model, PrototypeInt4WeightOnlyConfig(**settings, set_inductor_config=False))
 
 
 def _prompts(pair: Pair, name: str, arguments: argparse.Namespace) -> list[torch.Tensor]:
@@ -138,20 +140,19 @@ def decode(pair: Pair, ids: torch.Tensor, method: str, arguments: argparse.Names
     if method != TARGET:
         settings["assistant_model"] = pair.draft
     verifier, _, schedule = method.rpartition(":")
-    schedule, _, limit = schedule.partition("@")
     lengths: dict[str, Any] = {}
     if schedule.isdecimal():
         lengths = {"num_assistant_tokens": int(schedule), "num_assistant_tokens_schedule": "constant"}
     elif schedule in SCHEDULES:
         lengths = {"num_assistant_tokens_schedule": schedule}
+    elif schedule.startswith("confidence@"):
+        limit = int(schedule.removeprefix("confidence@"))
+        lengths = {"num_assistant_tokens_schedule": "confidence", "num_assistant_tokens": limit}
     elif schedule == COPIES:
         lengths = {"num_assistant_tokens_schedule": "confidence", "prompt_lookup_num_tokens": COPIED}
     elif verifier:
-        raise ValueError(f"unknown schedule {schedule!r}; allowed: {', '.join(SCHEDULES)}, {COPIES}, or a number.")
-    if limit and schedule != "confidence":
-        raise ValueError(f"a limit needs the schedule confidence, got {method!r}; use confidence@{limit}.")
-    if limit:
-        lengths["num_assistant_tokens"] = int(limit)
+        allowed = f"{', '.join(SCHEDULES)}, confidence@N, {COPIES}, or a number"
+        raise ValueError(f"unknown schedule {schedule!r}; allowed: {allowed}.")
     if verifier == UPSTREAM:  # reads the lengths from the draft model
         lengths["assistant_confidence_threshold"] = 0.0
         settings["assistant_model"] = with_generation_config(pair.draft, lengths)
@@ -295,7 +296,12 @@ def _arguments() -> argparse.Namespace:
     add("--output", required=True, type=Path)
     add("--verifiers", default=["lossless", "lenience:0.3"], type=lambda text: text.split(","))
     add("--constant", default=[2, 3, 5, 8], type=_numbers(int), help="Constant lengths, or none.")
-    add("--schedules", default=SCHEDULES, type=lambda text: text.split(","), help="Timed schedules, and copies.")
+    add(
+        "--schedules",
+        default=SCHEDULES,
+        type=lambda text: text.split(","),
+        help="Timed schedules, confidence@N, copies.",
+    )
     add("--replay", action="store_true", help="Replay rules on recorded rounds instead of timing them.")
     add("--costs", default=[0.15, 0.3, 0.43], type=_numbers(float), help="Costs of a draft token that are replayed.")
     add("--num-prompts", default=12, type=int)
