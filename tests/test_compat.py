@@ -147,7 +147,7 @@ def test_models_that_older_releases_decode_wrongly():
     if not versions.is_before("5.19"):
         checks.check_model(model, "target")
         return
-    with pytest.raises(ValueError, match=r"RemBertForCausalLM misreads masks .* before 5\.19"):
+    with pytest.raises(ValueError, match=r"RemBertForCausalLM computes wrong masks .* before 5\.19"):
         checks.check_model(model, "target")
 
 
