@@ -36,7 +36,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import logging
 
 from benchmarks import packaged
@@ -80,6 +81,7 @@ def main() -> None:
     if arguments.seconds:
         time_methods(pair, arguments)
         return
+    AttentionInterface.register("sdpa", grouped_query_attention)
     for part in range(arguments.parts):
         for task in arguments.data:
             with shared_prefill(), no_prompt_lookup():
@@ -141,6 +143,35 @@ def _packed_linear_op(states: torch.Tensor, index: int, width: int) -> torch.Ten
 @_packed_linear_op.register_fake
 def _(states: torch.Tensor, index: int, width: int) -> torch.Tensor:
     return states.new_empty(*states.shape[:-1], width)
+
+
+def grouped_query_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Compute the attention of a draft block without a copy of keys and values for every query head.
+
+    The query heads of a group become further query positions of their key head. On CPUs this is faster than upstream's
+    function, which does so for a single position only; results are the same up to rounding.
+    """
+    rows, heads, length, width = query.shape
+    key_heads = key.shape[1]
+    if attention_mask is None or attention_mask.shape[1] > 1 or not 1 < length < 17 or heads == key_heads:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    groups = heads // key_heads
+    states = torch.nn.functional.scaled_dot_product_attention(
+        query.reshape(rows, key_heads, groups * length, width),
+        key,
+        value,
+        attn_mask=attention_mask.repeat(1, 1, groups, 1),
+        scale=scaling,
+    )
+    return states.view(rows, heads, length, width).transpose(1, 2).contiguous(), None
 
 
 @contextmanager
