@@ -48,7 +48,7 @@ def run_rounds(
         round = engine.round(gamma, verifier_state)  # draft a block, score it in one target forward, verify it
         recorded = commit(rows, round, verifier)  # accepted tokens, then the residual or bonus token
         recorder.add(recorded, round)
-        stops.update(recorder.scores_before)
+        stops.update(recorded.starts, recorder.scores_before)
         recorder.stream(rows, recorded, engine.forwards)
         engine.rewind(round, recorded.accepted)
         verifier_state.update(round.verdict, round.num_accepted)

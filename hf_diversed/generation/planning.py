@@ -221,7 +221,7 @@ def plan(request: Request) -> Plan:
                 else f"{verifier!r} does not allow blocks to end early."
             )
         )
-    indexes_rows = parts.keep_rows or parts.processor.reads_prefix or stops.criteria
+    indexes_rows = parts.keep_rows or parts.processor.reads_prefix or stops.indexes_rows
     is_adaptive = lengths.schedule == ADAPTIVE
     modes = {bool(config.do_sample)} if temperatures is None else {True, False}  # some rows may be greedy
     return Plan(

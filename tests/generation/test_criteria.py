@@ -15,6 +15,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers.generation import stopping_criteria as sc
 
 from hf_diversed import LosslessVerifier
+from hf_diversed.generation import decoding
 from tests import tiny
 
 
@@ -144,6 +145,33 @@ def test_stop_strings_inside_a_block(pair, text, tokenizer, own_config, source, 
     check_stats(pair, out)
     assert [config.to_dict() for config in configs] == before
     assert target.generation_config is own_config
+
+
+@pytest.mark.parametrize("first", ["w20", "<pad>", "", "w50 w20"])
+def test_stop_strings_longer_than_the_text(pair, tokenizer, first):
+    """Catches stop strings that are matched with ids before the first one, which the text does not have."""
+    prompt = torch.tensor([[20]])
+    call = {"input_ids": prompt, "max_new_tokens": NEW, "do_sample": False, "tokenizer": tokenizer}
+    text = pair[0].generate(**call)[0]
+    call["stop_strings"] = [f"{first} {tokenizer.decode(text[:4])}".strip(), "w50 " * 20]
+    expected = pair[0].generate(**call)
+    assert (expected.shape[1] == 4) == (not first)
+    assert pair[0].generate(**call, assistant_model=pair[1], verifier="lossless").tolist() == expected.tolist()
+
+
+def test_rows_leave_the_batch_at_a_stop_string(target, text, tokenizer, monkeypatch):
+    """Catches stopped rows that stay in the batch, or that are decoded until the slowest row has the same length."""
+    draft, sizes = tiny.tiny_draft(target, noise=0.35), []
+    keep = decoding.EagerEngine.keep
+    monkeypatch.setattr(
+        decoding.EagerEngine, "keep", lambda engine, kept: sizes.append(len(kept)) or keep(engine, kept)
+    )
+    stops = {"stop_strings": [tokenizer.decode(text[row, 0:2]) for row in (0, 2)], "tokenizer": tokenizer}
+    expected, out = assert_same((target, draft), **stops)
+    assert expected[:2, PROMPT + 2 :].ne(tiny.PAD).any(dim=1).tolist() == [False, True]
+    assert sizes[0] < 4
+    assert sum(row.num_emitted for row in out.stats.per_row) == out.stats.num_emitted
+    check_stats((target, draft), out)
 
 
 def test_a_criterion_is_made_once(monkeypatch, pair, tokenizer):
