@@ -100,6 +100,7 @@ def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
         texts = [task.prompt(record) for record in chosen_records(name, Path(arguments.data[name]))]
         limit = arguments.max_new_tokens or LIMITS[name]
         settings = argparse.Namespace(**vars(arguments) | {"gamma": gamma, "max_new_tokens": limit, "seed": 0})
+        settings.eager_only |= arguments.packed
         folder = arguments.output / f"{name}{suffix(arguments)}" / f"seconds-gamma-{gamma}"
         folder.mkdir(parents=True, exist_ok=True)
         seconds = timed(pair, texts[: arguments.timed_prompts], methods, folder, settings)
@@ -110,39 +111,21 @@ def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
 
 # Figures that are not comparable between methods that share a prefill.
 _SHARED = ("seconds_per_sample", "tokens_per_second", "peak_memory_bytes", "peak_memory_kind")
-_PACKED: list[tuple[torch.Tensor, torch.Tensor | None]] = []
 
 
 def pack_linear_layers(model: torch.nn.Module) -> None:
     """Store the weights of linear layers on the CPU in oneDNN's blocked layout.
 
     The layers are those in float32, and in bfloat16 where the CPU has instructions for it. Forward passes are faster
-    and give the same results up to rounding. The weights must not change afterwards.
+    and give the same results up to rounding, but cannot be compiled. The weights must not change afterwards.
     """
     dtypes = {torch.float32} | ({torch.bfloat16} if torch.ops.mkldnn._is_mkldnn_bf16_supported() else set())
+    operation = partial(torch.ops.mkldnn._linear_pointwise, attr="none", scalars=[], algorithm="")
     for layer in model.modules():
         if isinstance(layer, torch.nn.Linear) and layer.weight.dtype in dtypes and layer.weight.is_cpu:
             bias = None if layer.bias is None else layer.bias.detach()
-            _PACKED.append((torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), 8), bias))
-            layer.forward = partial(_packed_linear, len(_PACKED) - 1, layer.out_features)
-
-
-def _packed_linear(index: int, width: int, states: torch.Tensor) -> torch.Tensor:
-    if torch.compiler.is_compiling():  # torch.compile does not support inputs in a blocked layout
-        return _packed_linear_op(states, index, width)
-    weight, bias = _PACKED[index]
-    return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
-
-
-@torch.library.custom_op("real_pair::packed_linear", mutates_args=())
-def _packed_linear_op(states: torch.Tensor, index: int, width: int) -> torch.Tensor:
-    weight, bias = _PACKED[index]
-    return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
-
-
-@_packed_linear_op.register_fake
-def _(states: torch.Tensor, index: int, width: int) -> torch.Tensor:
-    return states.new_empty(*states.shape[:-1], width)
+            weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), 8)
+            layer.forward = partial(operation, W=weight, B=bias)
 
 
 def grouped_query_attention(
@@ -439,9 +422,11 @@ def _arguments() -> argparse.Namespace:
     add("--batch-sizes", default=[1, 8], type=_numbers, help="Batch sizes that are timed.")
     add("--timed-prompts", default=8, type=int)
     add("--repeats", default=3, type=int, help="Timed turns.")
-    add("--eager-only", action="store_true", help="Do not time the compiled engine.")
+    add("--eager-only", action="store_true", help="Do not time the compiled engine; with --packed it is never timed.")
     add("--backend", default="inductor", help="Backend of torch.compile; eager only traces, for trials.")
-    packed = "Use oneDNN's layout for linear layers: same results, faster, twice the memory of the weights."
+    packed = (
+        "Use oneDNN's layout for linear layers: same results, faster, twice the memory of the weights, no compilation."
+    )
     add("--packed", action=argparse.BooleanOptionalAction, default=True, help=packed)
     add("--threads", type=int, help="Number of torch's threads.")
     add("--rank", default=0, type=int, help="Rank of this process; processes share the output folder.")
