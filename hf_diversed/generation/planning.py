@@ -221,7 +221,7 @@ def plan(request: Request) -> Plan:
                 else f"{verifier!r} does not allow blocks to end early."
             )
         )
-    indexes_rows = parts.keep_rows or parts.processor.reads_prefix or stops.indexes_rows
+    needs_all_rows = parts.keep_rows or parts.processor.reads_prefix or stops.needs_all_rows
     is_adaptive = lengths.schedule == ADAPTIVE
     modes = {bool(config.do_sample)} if temperatures is None else {True, False}  # some rows may be greedy
     return Plan(
@@ -230,7 +230,7 @@ def plan(request: Request) -> Plan:
         schedule=_schedule(request, engine, lengths.first, lengths.maximum) if is_adaptive else None,
         stops=stops,
         recorder=Recorder(rows.prompt_length, verifier, modes, request.streamer, wants),
-        may_compact=not (indexes_rows or wants - {"records"}),
+        may_compact=not (needs_all_rows or wants - {"records"}),
         uses_inference_mode=parts.only_library_code and engine.may_use_inference_mode,
     )
 

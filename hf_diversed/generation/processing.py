@@ -11,12 +11,12 @@ import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerBase, StopStringCriteria
 
 from hf_diversed import _compat
-from hf_diversed.generation.rows import PerRow, RaggedRows
+from hf_diversed.generation.rows import RUNNING, PerRow, RaggedRows
 
 
 _known: MutableMapping[PreTrainedTokenizerBase, dict[tuple, StopStringCriteria]] = WeakKeyDictionary()
 _MOST_KNOWN = 8  # per tokenizer, as a criterion stores arrays over the vocabulary
-_OUTSIDE_VOCABULARY = torch.iinfo(torch.long).max  # no stop string contains such an id
+_OUTSIDE_VOCABULARY = torch.iinfo(torch.long).max  # matches no stop string
 
 
 class BlockProcessor:
@@ -117,17 +117,20 @@ class StopTracker:
 
     A criterion may keep state and index rows, so it receives the same calls as in plain `generate`: one per column, in
     order, with the final ids of every row. A column is checked once all running rows have reached it, and longer rows
-    are cut at their stop. This adds no rounds, since the slowest row determines the number of rounds. Stop strings
-    depend on the last ids of a row only, so they end it in the round in which they appear.
+    are cut at their stop. This adds no rounds, since the slowest row determines the number of rounds.
+
+    Stop strings depend on a row's last ids only. If there are no other criteria, all new positions are checked after
+    each round, and a row ends in the round in which its stop string appears.
 
     Attributes:
-        indexes_rows: whether a criterion may depend on the index of a row.
+        needs_all_rows: whether finished rows must stay in the batch: a criterion may index rows, or stopped rows
+            continue until all have stopped (without EOS).
     """
 
     def __init__(self, rows: RaggedRows, criteria: _compat.Criteria):
         self.rows, self.criteria, self._pads = rows, criteria.others, criteria.pads_stopped_rows
         only_strings = all(type(criterion) is StopStringCriteria for criterion in self.criteria)
-        self.indexes_rows = bool(self.criteria) and not (only_strings and self._pads)
+        self.needs_all_rows = bool(self.criteria) and not (only_strings and self._pads)
         self._checked = rows.prompt_length
         self._stopped: set[int] = set()
 
@@ -138,9 +141,9 @@ class StopTracker:
             starts: length of each row before the round.
             scores_before: maps a column to the processed scores before it; to None if scores are not collected.
         """
-        if self.criteria and not self.indexes_rows:
-            self._find_stop_strings(starts)
-        while self.indexes_rows:
+        if self.criteria and not self.needs_all_rows:
+            self._cut_at_stop_strings(starts)
+        while self.needs_all_rows:
             running, lengths = self.rows.running, self.rows.lengths.host
             reached = [lengths[row] for row in running] or [max(end for end in self.rows.ends if end is not None)]
             if self._checked >= min(reached):
@@ -148,21 +151,20 @@ class StopTracker:
             self._checked += 1
             self._check(self._checked, scores_before(self._checked))
 
-    def _find_stop_strings(self, starts: list[int]) -> None:
-        """Cut each row at the first new position at which it contains a stop string."""
+    def _cut_at_stop_strings(self, starts: list[int]) -> None:
         rows, device = self.rows, self.rows.ids.device
         width = max(criterion.maximum_token_len for criterion in self.criteria)
-        new = torch.arange(max(n - start for n, start in zip(rows.lengths.host, starts)), device=device) + 1
-        ends = torch.tensor(starts, device=device)[:, None] + new
-        columns = ends[..., None] - torch.arange(width, 0, -1, device=device)
-        ids = rows.ids.gather(1, columns.clamp_min(0).flatten(1)).view_as(columns)
+        num_new = max(length - start for length, start in zip(rows.lengths.host, starts))
+        lengths = torch.tensor(starts, device=device)[:, None] + torch.arange(1, num_new + 1, device=device)  # [B, N]
+        columns = lengths[..., None] + torch.arange(-width, 0, device=device)  # [B, N, W]
+        ids = rows.ids.gather(1, columns.clamp(0, rows.ids.shape[1] - 1).flatten(1)).view_as(columns)
         ids = ids.masked_fill(columns < 0, _OUTSIDE_VOCABULARY)
-        stops = self.criteria(ids.flatten(0, 1), None).view_as(ends) & (ends <= rows.lengths.device[:, None])
-        stopped = stops.any(dim=1).tolist()
-        if any(stopped):
-            first = ends.gather(1, stops.long().argmax(dim=1, keepdim=True))[:, 0].tolist()
-            for row, end in enumerate(first):
-                rows.ends[row] = end if stopped[row] else rows.ends[row]
+        stops = self.criteria(ids.flatten(0, 1), None).view_as(lengths) & (lengths <= rows.lengths.device[:, None])
+        cuts = lengths.masked_fill(~stops, RUNNING).amin(dim=1).tolist()
+        for row, cut in enumerate(cuts):
+            if cut != RUNNING:
+                rows.ends[row] = cut
+        if min(cuts) != RUNNING:
             rows.send_ends()
 
     def _check(self, column: int, scores: tuple[torch.Tensor, ...] | None) -> None:

@@ -134,7 +134,7 @@ class Recorder:
         self.rounds.append(recorded)
 
     def _add_columns(self, name: str, scores: torch.Tensor, recorded: RecordedRound) -> None:
-        """Store scores `[B, N, V]` as `generate` returns them: `[B, V]` per generated column, zeros after the end."""
+        """Store scores `[B, N, V]` as `generate` returns them: `[B, V]` per generated column."""
         columns = self._columns[name]
         for row, (start, count) in enumerate(zip(recorded.starts, recorded.emitted)):
             first = start - self.prompt_length
@@ -177,7 +177,10 @@ class Recorder:
         if not as_dict:
             return sequences
         columns = {
-            name: tuple(column.clone() for column in kept[: max(ends) - self.prompt_length])
+            name: tuple(
+                column.masked_fill(torch.tensor(ends, device=column.device)[:, None] <= length, 0.0)
+                for length, column in zip(range(self.prompt_length, max(ends)), kept)
+            )
             for name, kept in self._columns.items()
             if name in self.wants
         }

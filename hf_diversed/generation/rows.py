@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 
-_RUNNING = torch.iinfo(torch.long).max  # end of a row that has not finished
+RUNNING = torch.iinfo(torch.long).max  # end of a row that has not finished
 
 
 @dataclass
@@ -65,7 +65,7 @@ class RaggedRows:
         lengths = torch.full((batch_size,), self.prompt_length, dtype=torch.long, device=device)
         self.lengths = PerRow([self.prompt_length] * batch_size, lengths)
         self.ends: list[int | None] = [None] * batch_size
-        self.ends_device = torch.full((batch_size,), _RUNNING, dtype=torch.long, device=device)
+        self.ends_device = torch.full((batch_size,), RUNNING, dtype=torch.long, device=device)
         self.row_index = torch.arange(batch_size, device=device)
         self.origins = list(range(batch_size))
         self._all_ids, self._all_ends = self.ids, self.ends
@@ -81,7 +81,7 @@ class RaggedRows:
     @property
     def done(self) -> torch.Tensor:
         """Finished rows, bool `[B]`."""
-        return self.ends_device != _RUNNING
+        return self.ends_device != RUNNING
 
     def draft_limit(self, gamma: int) -> PerRow:
         """Maximum number of draft tokens per row: `gamma`, less near `max_length`, and 0 in finished rows."""
@@ -128,7 +128,7 @@ class RaggedRows:
 
     def send_ends(self) -> None:
         """Copy the ends from the host to the device."""
-        known = [_RUNNING if end is None else end for end in self.ends]
+        known = [RUNNING if end is None else end for end in self.ends]
         self.ends_device = torch.tensor(known, device=self.ids.device)
 
     def keep(self, rows: torch.Tensor) -> None:

@@ -15,7 +15,9 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers.generation import stopping_criteria as sc
 
 from hf_diversed import LosslessVerifier
-from hf_diversed.generation import decoding
+from hf_diversed._compat import sort_criteria
+from hf_diversed.generation.processing import StopTracker
+from hf_diversed.generation.rows import PerRow, RaggedRows
 from tests import tiny
 
 
@@ -147,7 +149,7 @@ def test_stop_strings_inside_a_block(pair, text, tokenizer, own_config, source, 
     assert target.generation_config is own_config
 
 
-@pytest.mark.parametrize("first", ["w20", "<pad>", "", "w50 w20"])
+@pytest.mark.parametrize("first", ["w20", "<pad>", ""])
 def test_stop_strings_longer_than_the_text(pair, tokenizer, first):
     """Catches stop strings that are matched with ids before the first one, which the text does not have."""
     prompt = torch.tensor([[20]])
@@ -159,19 +161,68 @@ def test_stop_strings_longer_than_the_text(pair, tokenizer, first):
     assert pair[0].generate(**call, assistant_model=pair[1], verifier="lossless").tolist() == expected.tolist()
 
 
-def test_rows_leave_the_batch_at_a_stop_string(target, text, tokenizer, monkeypatch):
-    """Catches stopped rows that stay in the batch, or that are decoded until the slowest row has the same length."""
-    draft, sizes = tiny.tiny_draft(target, noise=0.35), []
-    keep = decoding.EagerEngine.keep
-    monkeypatch.setattr(
-        decoding.EagerEngine, "keep", lambda engine, kept: sizes.append(len(kept)) or keep(engine, kept)
-    )
+def test_rows_leave_the_batch_at_a_stop_string(target, text, tokenizer, rows_left):
+    """Catches stopped rows that stay in the batch, and statistics of another row."""
+    draft = tiny.tiny_draft(target, noise=0.35)
     stops = {"stop_strings": [tokenizer.decode(text[row, 0:2]) for row in (0, 2)], "tokenizer": tokenizer}
     expected, out = assert_same((target, draft), **stops)
-    assert expected[:2, PROMPT + 2 :].ne(tiny.PAD).any(dim=1).tolist() == [False, True]
-    assert sizes[0] < 4
-    assert sum(row.num_emitted for row in out.stats.per_row) == out.stats.num_emitted
-    check_stats((target, draft), out)
+    emitted = expected[:, PROMPT:].ne(tiny.PAD).sum(dim=1).tolist()
+    assert emitted[0] == 2 < emitted[1]
+    assert rows_left
+    assert [row.num_emitted for row in out.stats.per_row] == emitted
+
+
+def test_stop_strings_without_eos(pair, text, tokenizer):
+    """Catches rows that end at their stop string, although plain `generate` continues them without an EOS."""
+    stops = [tokenizer.decode(text[row, 1 : 3 + row]) for row in range(4)]
+    expected, _ = assert_same(pair, stop_strings=stops, tokenizer=tokenizer, eos_token_id=None)
+    assert PROMPT + 3 < expected.shape[1] < PROMPT + NEW
+    assert expected.ne(tiny.PAD)[0].all()
+
+
+def test_scores_are_zero_after_a_stop_string(pair, text, tokenizer):
+    """Catches scores of tokens that were emitted in the same round, after the stop string."""
+    stops = {"stop_strings": tokenizer.decode(text[0, 0:2]), "tokenizer": tokenizer, "output_scores": True}
+    _, out = assert_same(pair, return_dict_in_generate=True, **stops)
+    assert all(scores[0].count_nonzero() for scores in out.scores[:2])
+    assert not any(scores[0].count_nonzero() for scores in out.scores[2:])
+    assert all(scores[1].count_nonzero() for scores in out.scores)
+
+
+@pytest.fixture
+def stopped(tokenizer):
+    """Return the ends of two rows after a round: prompts of one token, followed by w10, w11 and so on."""
+    rows = RaggedRows(torch.tensor([[4], [5]]), 9, GAMMA, [tiny.EOS], tiny.PAD)
+    rows.ids[:, 1:] = torch.arange(10, 10 + rows.ids.shape[1] - 1)
+
+    def stopped(strings, starts, lengths, ends):
+        rows.lengths, rows.ends[:] = PerRow(lengths, torch.tensor(lengths)), ends
+        rows.send_ends()
+        criteria = [*(sc.StopStringCriteria(tokenizer, string) for string in strings), sc.EosTokenCriteria(tiny.EOS)]
+        StopTracker(rows, sort_criteria(tf.StoppingCriteriaList(criteria))).update(starts, lambda column: None)
+        return rows.ends
+
+    return stopped
+
+
+def test_a_stop_string_does_not_wait_for_slower_rows(stopped):
+    """Catches a row that continues until all rows have reached the column of its stop string."""
+    assert stopped(["w12"], [1, 1], [6, 2], [None, None]) == [4, None]
+
+
+def test_rejected_draft_tokens_do_not_stop_a_row(stopped):
+    """Catches a stop string behind the last token of a row that has fewer new tokens than others."""
+    assert stopped(["w12"], [1, 1], [2, 6], [None, None]) == [None, 4]
+
+
+def test_criteria_of_different_lengths(stopped):
+    """Catches ids that are cut to the length of a shorter stop string."""
+    assert stopped(["w50", "w10 w11 w12 w13"], [1, 1], [6, 6], [None, None]) == [5, 5]
+
+
+def test_finished_rows_are_not_read_behind_their_buffer(stopped):
+    """Catches new positions of a fast row that do not exist in a row that ended at the maximum length."""
+    assert stopped(["w16"], [9, 4], [9, 9], [9, None]) == [9, 8]
 
 
 def test_a_criterion_is_made_once(monkeypatch, pair, tokenizer):
