@@ -11,7 +11,7 @@ all parts in which it is complete. To add methods to the published study, first 
 output folder.
 
 `--seconds` times the methods instead and writes `qwen-coder-speed.json`: tokens per second over `target` and over
-upstream's assisted decoding, by draft length and batch size, eager and compiled.
+upstream's assisted decoding, by draft length and batch size, eager, and compiled with `--no-packed`.
 
 Sampling is at `--temperature`, by default from the models' full distributions; `--top-k` and `--top-p` truncate those
 of both. Temperature, top-k, top-p and repetition penalty of the models' generation configs are not used. Prompts use
@@ -66,6 +66,7 @@ METHODS += ["static:0.1", "block:lossless", *(f"spec_cascade:token_v3:{alpha}" f
 # Numbers of new tokens that are enough for almost all of the target's answers.
 LIMITS = {"mbpp": 320, "humaneval": 400, "gsm8k": 400, "specbench": 512}
 HELD_OUT = 1000  # the last records of GSM8K
+MAX_BLOCK = 16  # query positions
 
 
 def main() -> None:
@@ -81,10 +82,9 @@ def main() -> None:
     if arguments.seconds:
         time_methods(pair, arguments)
         return
-    AttentionInterface.register("sdpa", grouped_query_attention)
     for part in range(arguments.parts):
         for task in arguments.data:
-            with shared_prefill(), no_prompt_lookup():
+            with grouped_queries(), shared_prefill(), no_prompt_lookup():
                 measure(pair, task, part, arguments)
             write_report(task, arguments)
     if arguments.copy_batches:
@@ -99,8 +99,9 @@ def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
         task = PromptedTask(get_task(name, allow_code_execution=True), pair.tokenizer, chat=True)
         texts = [task.prompt(record) for record in chosen_records(name, Path(arguments.data[name]))]
         limit = arguments.max_new_tokens or LIMITS[name]
-        settings = argparse.Namespace(**vars(arguments) | {"gamma": gamma, "max_new_tokens": limit, "seed": 0})
-        settings.eager_only |= arguments.packed
+        changed = {"gamma": gamma, "max_new_tokens": limit, "seed": 0}
+        changed["eager_only"] = arguments.eager_only or arguments.packed
+        settings = argparse.Namespace(**vars(arguments) | changed)
         folder = arguments.output / f"{name}{suffix(arguments)}" / f"seconds-gamma-{gamma}"
         folder.mkdir(parents=True, exist_ok=True)
         seconds = timed(pair, texts[: arguments.timed_prompts], methods, folder, settings)
@@ -120,12 +121,23 @@ def pack_linear_layers(model: torch.nn.Module) -> None:
     and give the same results up to rounding, but cannot be compiled. The weights must not change afterwards.
     """
     dtypes = {torch.float32} | ({torch.bfloat16} if torch.ops.mkldnn._is_mkldnn_bf16_supported() else set())
+    # A function of this file would count as user code, and finished rows would stay in the batch.
     operation = partial(torch.ops.mkldnn._linear_pointwise, attr="none", scalars=[], algorithm="")
     for layer in model.modules():
         if isinstance(layer, torch.nn.Linear) and layer.weight.dtype in dtypes and layer.weight.is_cpu:
             bias = None if layer.bias is None else layer.bias.detach()
             weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), 8)
             layer.forward = partial(operation, W=weight, B=bias)
+
+
+@contextmanager
+def grouped_queries() -> Iterator[None]:
+    """Use `grouped_query_attention` in place of upstream's function in the block."""
+    AttentionInterface.register("sdpa", grouped_query_attention)
+    try:
+        yield
+    finally:
+        AttentionInterface.register("sdpa", sdpa_attention_forward)
 
 
 def grouped_query_attention(
@@ -137,14 +149,15 @@ def grouped_query_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute the attention of a draft block without a copy of keys and values for every query head.
+    """Compute the attention of a draft block of Qwen2 without a copy of keys and values for every query head.
 
-    The query heads of a group become further query positions of their key head. On CPUs this is faster than upstream's
-    function, which does so for a single position only; results are the same up to rounding.
+    The query heads of a group become further query positions of their key head. On CPUs this is faster, as upstream
+    avoids the copy only for a single query position. Results are the same up to rounding.
     """
     rows, heads, length, width = query.shape
     key_heads = key.shape[1]
-    if attention_mask is None or attention_mask.shape[1] > 1 or not 1 < length < 17 or heads == key_heads:
+    is_block = 1 < length <= MAX_BLOCK
+    if attention_mask is None or attention_mask.shape[1] > 1 or not is_block or heads == key_heads:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     groups = heads // key_heads
     states = torch.nn.functional.scaled_dot_product_attention(
@@ -154,7 +167,7 @@ def grouped_query_attention(
         attn_mask=attention_mask.repeat(1, 1, groups, 1),
         scale=scaling,
     )
-    return states.view(rows, heads, length, width).transpose(1, 2).contiguous(), None
+    return states.reshape(rows, heads, length, width).transpose(1, 2).contiguous(), None
 
 
 @contextmanager
@@ -422,7 +435,7 @@ def _arguments() -> argparse.Namespace:
     add("--batch-sizes", default=[1, 8], type=_numbers, help="Batch sizes that are timed.")
     add("--timed-prompts", default=8, type=int)
     add("--repeats", default=3, type=int, help="Timed turns.")
-    add("--eager-only", action="store_true", help="Do not time the compiled engine; with --packed it is never timed.")
+    add("--eager-only", action="store_true", help="Do not time the compiled engine. Implied by --packed.")
     add("--backend", default="inductor", help="Backend of torch.compile; eager only traces, for trials.")
     packed = (
         "Use oneDNN's layout for linear layers: same results, faster, twice the memory of the weights, no compilation."
