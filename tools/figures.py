@@ -194,9 +194,8 @@ def _costs(study: str, found: Row) -> Iterator[Figure]:
         yield from flatten(study, "orders", order, None, points | known)
 
 
-_SPEEDS = ("qwen-coder-speed", "qwen-coder-speed-batch-1", "qwen-coder-speed-batch-8")
 _READERS: dict[str, Callable[[str, Row], Iterator[Figure]]] = {
-    **dict.fromkeys((*_SPEEDS, "lookup-scitldr", "lenience-scitldr", "lookup-rewrite"), _speed),
+    **dict.fromkeys(("qwen-coder-speed", "lookup-scitldr", "lenience-scitldr", "lookup-rewrite"), _speed),
     **{f"learning-{task}": _learning for task in TASKS},
     **dict.fromkeys(("ceiling-math", "ceiling-summary"), _ceiling),
     **dict.fromkeys(("calibration", "calibration-summary"), _calibration),
