@@ -161,8 +161,8 @@ def published() -> dict[str, Table]:
                 Column("math", "quality", whole, f"{gsm8k}-t0"),
             ],
             "Qwen2.5-Coder 1.5B with 0.5B on two CPU threads, greedy decoding, 5 draft tokens per round. Right "
-            "answers to 500 (code, MBPP) and 100 (math, GSM8K) prompts: each score is within ±4 and ±10 points (95%). Speed: "
-            "8 prompts of MBPP, median of 3 runs.",
+            "answers to 500 (code, MBPP) and 100 (math, GSM8K) prompts: each score is within ±4 and ±10 points (95%). "
+            "Speed: 8 prompts of MBPP, median of 3 runs.",
         ),
         "gains": Table(
             "prompt lookup",
