@@ -119,8 +119,8 @@ class StopTracker:
     order, with the final ids of every row. A column is checked once all running rows have reached it, and longer rows
     are cut at their stop. This adds no rounds, since the slowest row determines the number of rounds.
 
-    Stop strings depend on a row's last ids only. If there are no other criteria, all new positions are checked after
-    each round, and a row ends in the round in which its stop string appears.
+    Stop strings depend on a row's last ids only. If there are no other criteria and `generate` pads stopped rows (with
+    an EOS), all new positions are checked after each round, and a row ends in the round with its stop string.
 
     Attributes:
         needs_all_rows: whether finished rows must stay in the batch: a criterion may index rows, or stopped rows

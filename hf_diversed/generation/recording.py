@@ -134,7 +134,7 @@ class Recorder:
         self.rounds.append(recorded)
 
     def _add_columns(self, name: str, scores: torch.Tensor, recorded: RecordedRound) -> None:
-        """Store scores `[B, N, V]` as `generate` returns them: `[B, V]` per generated column."""
+        """Store scores `[B, N, V]` as `[B, V]` per column; `result` sets those after a row's end to zero."""
         columns = self._columns[name]
         for row, (start, count) in enumerate(zip(recorded.starts, recorded.emitted)):
             first = start - self.prompt_length
@@ -176,9 +176,10 @@ class Recorder:
             collector.add(stats)
         if not as_dict:
             return sequences
+        ended_at = torch.tensor(ends, device=rows.ids.device)[:, None]
         columns = {
             name: tuple(
-                column.masked_fill(torch.tensor(ends, device=column.device)[:, None] <= length, 0.0)
+                column.masked_fill(ended_at <= length, 0.0)
                 for length, column in zip(range(self.prompt_length, max(ends)), kept)
             )
             for name, kept in self._columns.items()
