@@ -31,7 +31,8 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from benchmarks import packaged
-from benchmarks.real_pair import chosen_records, pack_linear_layers
+from benchmarks.cpu_layers import pack_linear_layers
+from benchmarks.real_pair import chosen_records
 from benchmarks.turns import spread
 from hf_diversed.blocks import DraftOutput, Verdict
 from hf_diversed.cli.models import load_pair
@@ -309,7 +310,7 @@ def _arguments() -> argparse.Namespace:
     add("--temperature", default=1.0, type=float)
     add("--threads", default=1, type=int)
     add("--dtype", default="bfloat16", help="Of named models.")
-    packed = "Store linear layers, except those of an int4 draft model, in oneDNN's layout, see benchmarks.real_pair."
+    packed = "Store linear layers, except those of an int4 draft model, in oneDNN's layout, see benchmarks.cpu_layers."
     add("--packed", action="store_true", help=packed)
     add("--int4-draft", action="store_true", help="Quantize the draft model's linear layers to int4.")
     add("--seed", default=0, type=int)

@@ -170,9 +170,9 @@ def timed(
     """Return the timings of all methods in turns, by batch size. Finished batch sizes with the same
     settings are read from the folder."""
     rows = encode(pair.tokenizer, prompts, add_special_tokens=False)[: arguments.timed_prompts]
-    config = default_compile_config(pair.target.device, arguments.backend)
     timed_methods = [*build_methods(["target"]), Method("upstream", upstream=True), *methods]
     if not arguments.eager_only:
+        config = default_compile_config(pair.target.device, arguments.backend)
         timed_methods += [
             Method(f"{method.label}, compiled", method.verifier, compile_config=config)
             for method in build_methods(COMPILED)

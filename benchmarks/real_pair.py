@@ -11,7 +11,7 @@ all parts in which it is complete. To add methods to the published study, first 
 output folder.
 
 `--seconds` times the methods instead and writes `qwen-coder-speed.json`: tokens per second over `target` and over
-upstream's assisted decoding, by draft length and batch size, eager, and compiled with `--no-packed`.
+upstream's assisted decoding, by draft length and batch size, with the eager engine.
 
 Sampling is at `--temperature`, by default from the models' full distributions; `--top-k` and `--top-p` truncate those
 of both. Temperature, top-k, top-p and repetition penalty of the models' generation configs are not used. Prompts use
@@ -31,16 +31,15 @@ import random
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from benchmarks import packaged
+from benchmarks.cpu_layers import grouped_queries, pack_linear_layers
 from benchmarks.differences import compare
 from benchmarks.real import timed
 from hf_diversed.cli.models import load_pair
@@ -66,7 +65,6 @@ METHODS += ["static:0.1", "block:lossless", *(f"spec_cascade:token_v3:{alpha}" f
 # Numbers of new tokens that are enough for almost all of the target's answers.
 LIMITS = {"mbpp": 320, "humaneval": 400, "gsm8k": 400, "specbench": 512}
 HELD_OUT = 1000  # the last records of GSM8K
-MAX_BLOCK = 16  # query positions
 
 
 def main() -> None:
@@ -92,15 +90,14 @@ def main() -> None:
 
 
 def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
-    """Time the methods in alternating turns on each task's first prompts, by draft length, eager and compiled."""
+    """Time the methods in alternating turns on each task's first prompts, by draft length."""
     records = []
     methods = build_methods([method for method in arguments.methods if method != PLAIN])
     for name, gamma in itertools.product(arguments.data, arguments.gammas):
         task = PromptedTask(get_task(name, allow_code_execution=True), pair.tokenizer, chat=True)
         texts = [task.prompt(record) for record in chosen_records(name, Path(arguments.data[name]))]
         limit = arguments.max_new_tokens or LIMITS[name]
-        changed = {"gamma": gamma, "max_new_tokens": limit, "seed": 0}
-        changed["eager_only"] = arguments.eager_only or arguments.packed
+        changed = {"gamma": gamma, "max_new_tokens": limit, "seed": 0, "eager_only": True, "backend": None}
         settings = argparse.Namespace(**vars(arguments) | changed)
         folder = arguments.output / f"{name}{suffix(arguments)}" / f"seconds-gamma-{gamma}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -112,62 +109,6 @@ def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
 
 # Figures that are not comparable between methods that share a prefill.
 _SHARED = ("seconds_per_sample", "tokens_per_second", "peak_memory_bytes", "peak_memory_kind")
-
-
-def pack_linear_layers(model: torch.nn.Module) -> None:
-    """Store the weights of linear layers on the CPU in oneDNN's blocked layout.
-
-    The layers are those in float32, and in bfloat16 where the CPU has instructions for it. Forward passes are faster
-    and give the same results up to rounding, but cannot be compiled. The weights must not change afterwards.
-    """
-    dtypes = {torch.float32} | ({torch.bfloat16} if torch.ops.mkldnn._is_mkldnn_bf16_supported() else set())
-    # A function of this file would count as user code, and finished rows would stay in the batch.
-    operation = partial(torch.ops.mkldnn._linear_pointwise, attr="none", scalars=[], algorithm="")
-    for layer in model.modules():
-        if isinstance(layer, torch.nn.Linear) and layer.weight.dtype in dtypes and layer.weight.is_cpu:
-            bias = None if layer.bias is None else layer.bias.detach()
-            weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), 8)
-            layer.forward = partial(operation, W=weight, B=bias)
-
-
-@contextmanager
-def grouped_queries() -> Iterator[None]:
-    """Use `grouped_query_attention` in place of upstream's function in the block."""
-    AttentionInterface.register("sdpa", grouped_query_attention)
-    try:
-        yield
-    finally:
-        AttentionInterface.register("sdpa", sdpa_attention_forward)
-
-
-def grouped_query_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """Compute the attention of a draft block of Qwen2 without a copy of keys and values for every query head.
-
-    The query heads of a group become further query positions of their key head. On CPUs this is faster, as upstream
-    avoids the copy only for a single query position. Results are the same up to rounding.
-    """
-    rows, heads, length, width = query.shape
-    key_heads = key.shape[1]
-    is_block = 1 < length <= MAX_BLOCK
-    if attention_mask is None or attention_mask.shape[1] > 1 or not is_block or heads == key_heads:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    groups = heads // key_heads
-    states = torch.nn.functional.scaled_dot_product_attention(
-        query.reshape(rows, key_heads, groups * length, width),
-        key,
-        value,
-        attn_mask=attention_mask.repeat(1, 1, groups, 1),
-        scale=scaling,
-    )
-    return states.reshape(rows, heads, length, width).transpose(1, 2).contiguous(), None
 
 
 @contextmanager
@@ -435,8 +376,6 @@ def _arguments() -> argparse.Namespace:
     add("--batch-sizes", default=[1, 8], type=_numbers, help="Batch sizes that are timed.")
     add("--timed-prompts", default=8, type=int)
     add("--repeats", default=3, type=int, help="Timed turns.")
-    add("--eager-only", action="store_true", help="Do not time the compiled engine. Implied by --packed.")
-    add("--backend", default="inductor", help="Backend of torch.compile; eager only traces, for trials.")
     packed = (
         "Use oneDNN's layout for linear layers: same results, faster, twice the memory of the weights, no compilation."
     )

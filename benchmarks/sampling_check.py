@@ -25,7 +25,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks import packaged
-from benchmarks.real_pair import chosen_records, pack_linear_layers
+from benchmarks.cpu_layers import pack_linear_layers
+from benchmarks.real_pair import chosen_records
 from hf_diversed.cli.models import LOOKUP, load_pair
 from hf_diversed.evaluation import read_results
 from hf_diversed.files import write_json

@@ -9,8 +9,6 @@ import zipfile
 from types import SimpleNamespace
 
 import pytest
-import torch
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from benchmarks import real_pair
 from hf_diversed import load_demo_pair
@@ -18,7 +16,6 @@ from hf_diversed.cli.models import load_pair
 from hf_diversed.evaluation import read_results
 from hf_diversed.formatting import LOSSLESS, PLAIN
 from hf_diversed.generation.ragged_model import RaggedModel
-from hf_diversed.model_facts import is_library_code
 from hf_diversed.tasks import PromptedTask, get_task
 from tests.tiny import first_layers
 
@@ -138,32 +135,6 @@ def test_prompts_are_held_out(tmp_path):
     assert sorted(chosen) == list(range(200, 1200))
 
 
-def test_packed_layers_compute_the_same():
-    """Catches a lost bias, a transposed weight, and layers that count as code that may index rows."""
-    layer, states = torch.nn.Linear(32, 48).bfloat16(), torch.randn(2, 3, 32).bfloat16()
-    model = torch.nn.Sequential(layer)
-    with torch.no_grad():
-        expected = layer(states)
-        real_pair.pack_linear_layers(model)
-        assert "forward" in vars(layer)
-        torch.testing.assert_close(layer(states), expected)
-    assert is_library_code(model)  # otherwise finished rows would stay in the batch
-
-
-@pytest.mark.parametrize(("rows", "length", "keys"), [(1, 6, 50), (5, 2, 40), (3, 1, 40), (2, 40, 40)])
-@pytest.mark.parametrize("additive", [False, True])
-def test_grouped_attention_computes_the_same(rows, length, keys, additive):
-    """Catches query heads of one group that read another group's keys, and a mask in the wrong order."""
-    query = torch.randn(rows, 6, length, 8)
-    states = torch.randn(2, rows, 2, keys, 8)
-    mask = torch.rand(rows, 1, length, keys) > 0.3
-    mask = torch.where(mask, 0.0, -1e9) if additive else mask
-    given = SimpleNamespace(num_key_value_groups=3), query, *states, mask
-    expected, _ = sdpa_attention_forward(*given, scaling=0.2)
-    found, _ = real_pair.grouped_query_attention(*given, scaling=0.2)
-    torch.testing.assert_close(found, expected)
-
-
 def test_the_target_is_decoded_without_draft_tokens(run, tmp_path):
     """Catches draft tokens in `target`, and completions that differ from those of transformers."""
     run("--methods", PLAIN, "--temperature", "0", name="gsm8k-t0")
@@ -178,6 +149,19 @@ def test_the_target_is_decoded_without_draft_tokens(run, tmp_path):
         ids = pair.target.generate(**inputs, do_sample=False, max_new_tokens=6)[0, inputs["input_ids"].shape[1] :]
         expected[index] = pair.tokenizer.decode(ids, skip_special_tokens=True)
     assert dict(zip(rows["prompt"], rows["text"])) == expected
+
+
+def test_methods_are_timed_beside_the_target(run):
+    """Catches timing that needs options it does not have, and a missing method or batch size."""
+    options = "--seconds --gammas 2 --batch-sizes 1,2 --timed-prompts 2 --repeats 1 --temperature 0".split()
+    (record,) = run(*options, "--methods", f"{PLAIN},{LOSSLESS}", name="speed")["records"]
+    assert record["num_assistant_tokens"] == 2
+    methods = [{PLAIN, "upstream", LOSSLESS}, {PLAIN, LOSSLESS}]  # upstream supports batch size 1 only
+    assert [set(part["methods"]) for part in record["seconds"]] == methods
+    tokens = [
+        {turn["tokens"] for timed in part["methods"].values() for turn in timed["turns"]} for part in record["seconds"]
+    ]
+    assert all(len(values) == 1 for values in tokens)  # greedy: every method writes the same answers
 
 
 def test_truncated_samples_have_their_own_file(run, tmp_path):

@@ -1,0 +1,36 @@
+"""`benchmarks/cpu_layers.py`: the layers compute the same, and finished rows can leave the batch."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from benchmarks import cpu_layers
+from hf_diversed.model_facts import is_library_code
+
+
+def test_packed_layers_compute_the_same():
+    """Catches a lost bias, a transposed weight, and layers that count as code that may index rows."""
+    layer, states = torch.nn.Linear(32, 48).bfloat16(), torch.randn(2, 3, 32).bfloat16()
+    model = torch.nn.Sequential(layer)
+    with torch.no_grad():
+        expected = layer(states)
+        cpu_layers.pack_linear_layers(model)
+        assert "forward" in vars(layer)
+        torch.testing.assert_close(layer(states), expected)
+    assert is_library_code(model)  # otherwise finished rows would stay in the batch
+
+
+@pytest.mark.parametrize(("rows", "length", "keys"), [(1, 6, 50), (5, 2, 40), (3, 1, 40), (2, 40, 40)])
+@pytest.mark.parametrize("additive", [False, True])
+def test_grouped_attention_computes_the_same(rows, length, keys, additive):
+    """Catches query heads of one group that read another group's keys, and a mask in the wrong order."""
+    query = torch.randn(rows, 6, length, 8)
+    states = torch.randn(2, rows, 2, keys, 8)
+    mask = torch.rand(rows, 1, length, keys) > 0.3
+    mask = torch.where(mask, 0.0, -1e9) if additive else mask
+    given = SimpleNamespace(num_key_value_groups=3), query, *states, mask
+    expected, _ = sdpa_attention_forward(*given, scaling=0.2)
+    found, _ = cpu_layers.grouped_query_attention(*given, scaling=0.2)
+    torch.testing.assert_close(found, expected)
