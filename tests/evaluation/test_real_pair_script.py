@@ -153,7 +153,8 @@ def test_the_target_is_decoded_without_draft_tokens(run, tmp_path):
 
 def test_methods_are_timed_beside_the_target(run):
     """Catches timing that needs options it does not have, and a missing method or batch size."""
-    options = "--seconds --gammas 2 --batch-sizes 1,2 --timed-prompts 2 --repeats 1 --temperature 0".split()
+    options = ["--seconds", "--gammas", "2", "--batch-sizes", "1,2", "--timed-prompts", "2", "--repeats", "1"]
+    options += ["--temperature", "0"]
     (record,) = run(*options, "--methods", f"{PLAIN},{LOSSLESS}", name="speed")["records"]
     assert record["num_assistant_tokens"] == 2
     methods = [{PLAIN, "upstream", LOSSLESS}, {PLAIN, LOSSLESS}]  # upstream supports batch size 1 only
