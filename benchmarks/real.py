@@ -144,7 +144,12 @@ def study(regime: str, draft: str, tasks: list[str], arguments: argparse.Namespa
         )
         folder = arguments.output / regime / name
         quality = evaluate(pair, prompted, examples, build_methods(["target"]) + methods, settings, output=folder)
-        seconds = timed(pair, [prompted.prompt(example) for example in examples], methods, folder, arguments)
+        texts = [prompted.prompt(example) for example in examples[: arguments.timed_prompts]]
+        seconds = timed(
+            *(pair, texts, methods, folder, settings, arguments.batch_sizes, arguments.repeats),
+            backend=None if arguments.eager_only else arguments.backend,
+            seed=arguments.seed,
+        )
         records.append({"regime": regime, "task": name, "quality": quality, "seconds": seconds})
     return records
 
@@ -165,49 +170,55 @@ def _examples(task: Task, tokenizer: PreTrainedTokenizerBase, arguments: argpars
 
 
 def timed(
-    pair: Pair, prompts: Sequence[str], methods: list[Method], folder: Path, arguments: argparse.Namespace
+    pair: Pair,
+    prompts: Sequence[str],
+    methods: list[Method],
+    folder: Path,
+    sampling: Sampling,
+    batch_sizes: Sequence[int],
+    repeats: int,
+    backend: str | None = None,
+    seed: int = 0,
 ) -> list[dict]:
     """Return the timings of all methods in turns, by batch size. Finished batch sizes with the same
-    settings are read from the folder."""
-    rows = encode(pair.tokenizer, prompts, add_special_tokens=False)[: arguments.timed_prompts]
+    settings are read from the folder. With a backend, some methods are also compiled."""
+    rows = encode(pair.tokenizer, prompts, add_special_tokens=False)
     timed_methods = [*build_methods(["target"]), Method("upstream", upstream=True), *methods]
-    if not arguments.eager_only:
-        config = default_compile_config(pair.target.device, arguments.backend)
+    if backend is not None:
+        config = default_compile_config(pair.target.device, backend)
         timed_methods += [
             Method(f"{method.label}, compiled", method.verifier, compile_config=config)
             for method in build_methods(COMPILED)
         ]
     records: list[dict] = []
-    for size in arguments.batch_sizes:
+    for size in batch_sizes:
         about = [rows, [(method.label, method.definition) for method in timed_methods], torch.get_num_threads()]
         about += [None if model is None else model_digest(model) for model in (pair.target, pair.draft)]
-        names = ("temperature", "gamma", "max_new_tokens", "repeats", "seed", "backend")
-        digest = data_digest([*about, *(getattr(arguments, name) for name in names)])
+        digest = data_digest([*about, repr(sampling), repeats, seed, backend])
         path = folder / f"seconds-{size}-{digest}.json"
         if not path.exists():
             batches = [rows[start : start + size] for start in range(0, len(rows), size)]
             supported = [method for method in timed_methods if size == 1 or not method.upstream]
-            write_json(path, {"batch_size": size, "methods": _turns(pair, batches, supported, arguments)})
+            turns = _turns(Decoder(pair, sampling), batches, supported, repeats, seed)
+            write_json(path, {"batch_size": size, "methods": turns})
         records.append(json.loads(path.read_text()))
     return records
 
 
-def _turns(pair: Pair, batches: list[list[list[int]]], methods: list[Method], arguments: argparse.Namespace) -> dict:
-    sampling = Sampling(
-        arguments.temperature, num_assistant_tokens=arguments.gamma, max_new_tokens=arguments.max_new_tokens
-    )
-    decoder = Decoder(pair, sampling)
-    sums = {method.label: [_zeros() for _ in range(arguments.repeats)] for method in methods}
+def _turns(
+    decoder: Decoder, batches: list[list[list[int]]], methods: list[Method], repeats: int, seed: int
+) -> dict[str, dict[str, Any]]:
+    sums = {method.label: [_zeros() for _ in range(repeats)] for method in methods}
     longest = max(batches, key=lambda rows: max(map(len, rows)))
     warm_up = {method.label: _call(decoder, method, longest, 0) for method in methods}
-    for turn in range(arguments.repeats):
+    for turn in range(repeats):
         for number, batch in enumerate(batches):
             first = (turn + number) % len(methods)
             for method in methods[first:] + methods[:first]:
-                seed = arguments.seed + turn * len(batches) + number
-                call = _call(decoder, method, batch, seed)
+                call_seed = seed + turn * len(batches) + number
+                call = _call(decoder, method, batch, call_seed)
                 if call["compiling"]:  # a shape that was not in the warm-up; the call's CPU time includes compilation
-                    call = _call(decoder, method, batch, seed)
+                    call = _call(decoder, method, batch, call_seed)
                 total = sums[method.label][turn]
                 for name, value in call.items():
                     merge = max if name == "memory" else float.__add__

@@ -10,7 +10,7 @@ finished methods. `--parts 2` repeats this for the next `--num-examples` prompts
 all parts in which it is complete. To add methods to the published study, first copy `results/real/batches` to the
 output folder.
 
-`--seconds` times the methods instead and writes `qwen-coder-speed.json`: tokens per second over `target` and over
+`--seconds` times the methods instead and writes `qwen-coder-speed*.json`: tokens per second over `target` and over
 upstream's assisted decoding, by draft length and batch size, with the eager engine.
 
 Sampling is at `--temperature`, by default from the models' full distributions; `--top-k` and `--top-p` truncate those
@@ -31,6 +31,7 @@ import random
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.recurrent_model import RecurrentModel
 from hf_diversed.harness.methods import Method, build_methods
 from hf_diversed.harness.pair import Pair
+from hf_diversed.harness.sampling import Sampling
 from hf_diversed.method_names import DIVERSED, MethodName
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import PromptedTask, get_task, load_records
@@ -96,15 +98,16 @@ def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
     for name, gamma in itertools.product(arguments.data, arguments.gammas):
         task = PromptedTask(get_task(name, allow_code_execution=True), pair.tokenizer, chat=True)
         texts = [task.prompt(record) for record in chosen_records(name, Path(arguments.data[name]))]
-        limit = arguments.max_new_tokens or LIMITS[name]
-        changed = {"gamma": gamma, "max_new_tokens": limit, "seed": 0, "eager_only": True, "backend": None}
-        settings = argparse.Namespace(**vars(arguments) | changed)
+        sampling = Sampling(
+            arguments.temperature, arguments.top_k, arguments.top_p, gamma, arguments.max_new_tokens or LIMITS[name]
+        )
         folder = arguments.output / f"{name}{suffix(arguments)}" / f"seconds-gamma-{gamma}"
         folder.mkdir(parents=True, exist_ok=True)
-        seconds = timed(pair, texts[: arguments.timed_prompts], methods, folder, settings)
-        records.append({"task": name, "num_assistant_tokens": gamma, "max_new_tokens": limit, "seconds": seconds})
+        texts = texts[: arguments.timed_prompts]
+        seconds = timed(pair, texts, methods, folder, sampling, arguments.batch_sizes, arguments.repeats)
+        records.append({"task": name, "seconds": seconds} | asdict(sampling))
         report = {"records": records, "packed": arguments.packed, "provenance": provenance(0, "cpu")}
-        write_json(arguments.output / "qwen-coder-speed.json", report)
+        write_json(arguments.output / f"qwen-coder-speed{suffix(arguments)}.json", report)
 
 
 # Figures that are not comparable between methods that share a prefill.

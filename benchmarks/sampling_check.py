@@ -1,17 +1,19 @@
-"""Test whether saved completions are samples from the target model at temperature 1.
+"""Test whether saved completions are samples from the target model.
 
     python -m benchmarks.sampling_check --target qwen-coder-1.5b --data gsm8k=gsm8k_train_7473.jsonl \\
         --output build/real-pair --parts 3 --methods target,lossless,static:0.7
 
 `--output` contains the completions, as `benchmarks.real_pair` saves them. The target model scores each of them
-separately, without padding and without a cache. If its tokens are samples from the target's distribution p, the
-expected value of -log p(token) - H(p) is 0 and its variance is Var(log p), where H is the entropy. z is the sum over
-all tokens, divided by the square root of the summed variances. It is approximately standard normal, positive if
-unlikely tokens are sampled too often, and negative if likely tokens are.
+separately, without padding and without a cache. Temperature, top-k and top-p are those of the run, applied by
+transformers' own classes. If its tokens are samples from the resulting distribution p, the expected value of
+-log p(token) - H(p) is 0 and its variance is Var(log p), where H is the entropy. z is the sum over all tokens, divided
+by the square root of the summed variances. It is approximately standard normal, positive if unlikely tokens are
+sampled too often, and negative if likely tokens are.
 
 The saved texts are encoded again. Completions whose number of tokens then differs are excluded; `left_out` is their
-number. Another encoding of equal length is not detected, and the end token is assumed to be the tokenizer's. Methods
-that are already in `--report` are kept.
+number. Tokens that p excludes, for example by a rounding error at the limit of top-p, are not counted;
+`num_excluded` is their number. Another encoding of equal length is not detected, and the end token is assumed to be
+the tokenizer's. Methods that are already in `--report` are kept.
 """
 
 import argparse
@@ -22,7 +24,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import (
+    LogitsProcessorList,
+    PreTrainedTokenizerBase,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from benchmarks import packaged
 from benchmarks.cpu_layers import pack_linear_layers
@@ -41,27 +49,30 @@ def main() -> None:
     pair = load_pair(packaged.resolve(arguments.target), LOOKUP, "cpu", chat=True, dtype="bfloat16")
     pack_linear_layers(pair.target)
     name, path = arguments.data.split("=", 1)
-    task = PromptedTask(get_task(name, allow_code_execution=True), pair.tokenizer, chat=True)
-    prompts = encode(pair.tokenizer, [task.prompt(record) for record in chosen_records(name, Path(path))], False)
+    source = name.partition("-")[0]
+    task = PromptedTask(get_task(source, allow_code_execution=True), pair.tokenizer, chat=True)
+    prompts = encode(pair.tokenizer, [task.prompt(record) for record in chosen_records(source, Path(path))], False)
     about = {"task": name, "parts": arguments.parts}
     records = earlier_records(arguments.report, about)
     done = {record["method"] for record in records}
     for method in arguments.methods:
         if method in done:
             continue
-        saved = completions(arguments.output / name, arguments.parts, method)
+        folder = arguments.output / name
+        saved, warpers = completions(folder, arguments.parts, method), run_warpers(folder)
         rows = [
-            excess(scores(pair.target, prompts[index], tokens), torch.tensor(tokens))
+            excess(warpers(None, scores(pair.target, prompts[index], tokens)), torch.tensor(tokens))
             for index, text, num_tokens, ended in saved
             if (tokens := encoded(pair.tokenizer, text, num_tokens, ended))
         ]
-        total, variance, n = torch.tensor(rows, dtype=torch.float64).sum(0).tolist()
+        total, variance, n, num_excluded = torch.tensor(rows, dtype=torch.float64).sum(0).tolist()
         records.append(
             {
                 "method": method,
                 "n": len(rows),
                 "left_out": len(saved) - len(rows),
                 "num_tokens": int(n),
+                "num_excluded": int(num_excluded),
                 "excess_per_token": total / n,
                 "standard_error": math.sqrt(variance) / n,
                 "z": total / math.sqrt(variance),
@@ -124,26 +135,41 @@ def scores(model: torch.nn.Module, prompt: list[int], tokens: list[int]) -> Tens
     return output.logits[0, :-1].float()
 
 
-def excess(logits: Tensor, tokens: Tensor) -> tuple[float, float, int]:
-    """Return the sum of -log p(x) - H(p) over the tokens, its variance for samples from p, and the number of tokens.
+def run_warpers(folder: Path) -> LogitsProcessorList:
+    """Return the temperature, top-k and top-p of a run, as transformers applies them."""
+    settings = read_results(folder / "part-0").header["settings"]
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(float(settings["temperature"]))])
+    if settings["top_k"]:
+        warpers.append(TopKLogitsWarper(settings["top_k"]))
+    if settings["top_p"] < 1:
+        warpers.append(TopPLogitsWarper(settings["top_p"]))
+    return warpers
+
+
+def excess(logits: Tensor, tokens: Tensor) -> tuple[float, float, int, int]:
+    """Return the sum of -log p(x) - H(p) over the tokens with p(x) > 0, its variance for samples from p, the number of
+    these tokens, and the number of the others.
 
     Args:
-        logits: finite float `[T, V]`.
+        logits: float `[T, V]`; -inf excludes a token.
         tokens: long `[T]`.
     """
     log_probs = logits.log_softmax(-1)
-    probs = log_probs.exp()
-    entropy = -(probs * log_probs).sum(-1)
     chosen = -log_probs.gather(-1, tokens[:, None])[:, 0]
+    included = chosen.isfinite()
+    log_probs = log_probs.masked_fill(log_probs.isinf(), 0.0)
+    probs = logits.softmax(-1)
+    entropy = -(probs * log_probs).sum(-1)
     variance = (probs * (log_probs + entropy[:, None]).square()).sum(-1)
-    return float((chosen - entropy).sum()), float(variance.sum()), len(tokens)
+    n = int(included.sum())
+    return float((chosen - entropy)[included].sum()), float(variance[included].sum()), n, len(tokens) - n
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--target", required=True, help="Hub id, folder or name in benchmarks.packaged of the target.")
-    add("--data", required=True, help="Task and its JSON Lines file: gsm8k=FILE.")
+    add("--data", required=True, help="Subfolder of the run and the task's file: gsm8k=FILE.")
     add("--output", required=True, type=Path, help="Output folder of benchmarks.real_pair.")
     add("--report", default=Path("build/sampling-check.json"), type=Path, help="JSON file to write.")
     add("--methods", default=["target", "lossless"], type=lambda text: text.split(","))

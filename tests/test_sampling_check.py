@@ -5,18 +5,30 @@ import json
 import pytest
 import torch
 
-from benchmarks.sampling_check import completions, encoded, excess, scores
+from benchmarks.sampling_check import completions, encoded, excess, run_warpers, scores
 from tests.tiny import tiny_model
 
 
 def test_excess_has_mean_zero_and_the_returned_variance():
     """Catches a wrong sign, a lost entropy term and the variance of another distribution."""
     logits = torch.randn(1, 7, generator=torch.Generator().manual_seed(0)).double() * 3
-    probs = logits.softmax(-1)[0]
+    logits[0, 5:] = -torch.inf
+    probs = logits.softmax(-1)[0, :5]
     found = [excess(logits, torch.tensor([token])) for token in range(7)]
-    values = torch.tensor([value for value, _, _ in found], dtype=torch.float64)
+    values = torch.tensor([value for value, _, _, _ in found[:5]], dtype=torch.float64)
     assert abs(probs @ values) < 1e-12
-    assert {round(variance, 9) for _, variance, _ in found} == {round(float(probs @ values.square()), 9)}
+    assert {round(variance, 9) for _, variance, _, _ in found[:5]} == {round(float(probs @ values.square()), 9)}
+    assert [counts for _, _, *counts in found] == [[1, 0]] * 5 + [[0, 1]] * 2
+
+
+def test_the_truncation_of_the_run_is_applied(tmp_path):
+    """Catches scores of the full distribution for truncated samples."""
+    header = {"n": 1, "num_batches": 1, "settings": {"temperature": 0.5, "top_k": 3, "top_p": 0.9}}
+    (tmp_path / "part-0").mkdir()
+    (tmp_path / "part-0" / "batches-0.jsonl").write_text(json.dumps(header) + "\n")
+    logits = torch.tensor([[0.5, 0.1, 0.3, 0.05, 0.05]]).log()  # p is proportional to [25, 1, 9]
+    expected = torch.tensor([[25.0, 0.0, 9.0, 0.0, 0.0]]) / 34
+    torch.testing.assert_close(run_warpers(tmp_path)(None, logits).softmax(-1), expected)
 
 
 def test_scores_predict_the_completion():

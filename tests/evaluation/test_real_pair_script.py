@@ -154,15 +154,15 @@ def test_the_target_is_decoded_without_draft_tokens(run, tmp_path):
 def test_methods_are_timed_beside_the_target(run):
     """Catches timing that needs options it does not have, and a missing method or batch size."""
     options = ["--seconds", "--gammas", "2", "--batch-sizes", "1,2", "--timed-prompts", "2", "--repeats", "1"]
-    options += ["--temperature", "0"]
-    (record,) = run(*options, "--methods", f"{PLAIN},{LOSSLESS}", name="speed")["records"]
-    assert record["num_assistant_tokens"] == 2
+    options += ["--temperature", "0.7", "--top-k", "1"]
+    (record,) = run(*options, "--methods", f"{PLAIN},{LOSSLESS}", name="speed-t0.7-k1")["records"]
+    assert (record["num_assistant_tokens"], record["top_k"]) == (2, 1)
     methods = [{PLAIN, "upstream", LOSSLESS}, {PLAIN, LOSSLESS}]  # upstream supports batch size 1 only
     assert [set(part["methods"]) for part in record["seconds"]] == methods
     tokens = [
         {turn["tokens"] for timed in part["methods"].values() for turn in timed["turns"]} for part in record["seconds"]
     ]
-    assert all(len(values) == 1 for values in tokens)  # greedy: every method writes the same answers
+    assert all(len(values) == 1 for values in tokens)  # top-k 1: every method writes the same answers
 
 
 def test_truncated_samples_have_their_own_file(run, tmp_path):

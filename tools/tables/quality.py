@@ -141,7 +141,7 @@ def published() -> dict[str, Table]:
             f"{unit}/s, batch size {size}",
             f"{metric}, eager, batch {size}",
             times,
-            "qwen-coder-speed",
+            "qwen-coder-speed-t0",
             "mbpp, 5 draft tokens",
         )
         for size in (1, 8)
