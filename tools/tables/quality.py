@@ -24,6 +24,10 @@ from tools.tables.parts import (
 )
 
 
+RELAXED = ("lenience:0.3", "lenience:0.1", "spec_cascade:token_v3:0.8")
+UPSTREAM = ("upstream", "transformers' assisted generation")
+
+
 def pair() -> dict[str, Table]:
     """Return the tables of the embedded pair."""
     names = {"math": "accuracy", "summary": "ROUGE-2", "code": "pass@1"}
@@ -130,24 +134,11 @@ def published() -> dict[str, Table]:
     others += [f"lenience:{value}" for value in (0.3, 0.1)]
     compared = [f"spec_cascade:token_v3:{alpha}" for alpha in (0.8, 0.95)]
     compared += ["lenience:0.3", "lenience:0.1", "static:0.5"]
-    relaxed = ("lenience:0.3", "lenience:0.1", "spec_cascade:token_v3:0.8")
-    greedy = {"mbpp": ("MBPP", "pass@1"), "humaneval": ("HumanEval", "pass@1"), "gsm8k": ("GSM8K", "accuracy")}
     task = {name: [Column("accepted / drafted", "acceptance_rate", study=name)] for name in (mbpp, gsm8k)}
     for name, metric in ((mbpp, "pass@1"), (gsm8k, "accuracy")):
         task[name] += [Column(metric, "quality", study=name), DROP._replace(study=name)]
         task[name].append(STATIC_GAIN._replace(study=name))
-    speeds = [
-        Column(
-            f"{unit}/s, batch size {size}",
-            f"{metric}, eager, batch {size}",
-            times,
-            "qwen-coder-speed-t0",
-            "mbpp, 5 draft tokens",
-        )
-        for size in (1, 8)
-        for unit, metric in (("tokens", "speedup"), ("answers", "answers"))
-    ]
-    upstream = ("upstream", "transformers' assisted generation")
+    speeds = _speeds("t0")
     return {
         "brief": Table(
             "verifier",
@@ -219,37 +210,14 @@ def published() -> dict[str, Table]:
         ),
         "mbpp": Table("method", methods("", "target", "lossless", *others, label), task[mbpp], setting),
         "gsm8k": Table("method", methods("", "target", "lossless", *others, label), task[gsm8k], setting),
-        "pair-greedy": Table(
-            "greedy decoding",
-            methods("", "target", upstream, "lossless", *relaxed, label),
-            [
-                *(column._replace(form=factor) for column in speeds[:2]),
-                *(
-                    Column(f"{title}: points below the target", "quality_drop", tenths, f"qwen-coder-{name}-t0")
-                    for name, (title, _) in greedy.items()
-                ),
-            ],
-            "500 prompts of MBPP, 164 of HumanEval and 100 of GSM8K, 5 draft tokens per round, bfloat16; 95% "
-            "intervals clustered by prompt; negative: above the target. Per second: over the target, 8 prompts of "
-            "MBPP, two CPU threads, median of 3 alternating runs.",
+        **_setting("greedy", "greedy decoding", "t0", "500 prompts of MBPP, 164 of HumanEval and 100 of GSM8K", label),
+        **_setting(
+            "sampled",
+            "temperature 0.7, top-p 0.8, top-k 20",
+            "t0.7-k20-p0.8",
+            "500 prompts of MBPP, 164 of HumanEval and 100 of GSM8K",
+            label,
         ),
-        **{
-            f"greedy-{name}": Table(
-                title,
-                methods(f"qwen-coder-{name}-t0", "target", "lossless", *relaxed, label),
-                [
-                    ACCEPTED,
-                    PER_ROUND,
-                    quality(metric),
-                    Column("points below the target", "quality_drop", tenths),
-                    Column("prompts worse", "prompts_worse", count),
-                    Column("better", "prompts_better", count),
-                ],
-                "{n} prompts, temperature 0, bfloat16, 5 draft tokens per round, at most 320 (MBPP) or 400 new "
-                "tokens; 95% intervals clustered by prompt.",
-            )
-            for name, (title, metric) in greedy.items()
-        },
         "greedy-others": Table(
             "method",
             methods("", "lossless", "lenience:0.03", "static:0.5", "fly", "top_k_relaxed:2", "typical"),
@@ -282,7 +250,7 @@ def published() -> dict[str, Table]:
         ),
         "pair-speed": Table(
             "method",
-            methods("", upstream, "lossless", *relaxed, label),
+            methods("", UPSTREAM, "lossless", *RELAXED, label),
             speeds,
             "Over the target with the same batch size: greedy, 5 draft tokens per round, bfloat16, linear layers of "
             "both models and of the target alone in oneDNN's blocked layout (`--packed`), eager, 8 prompts of MBPP, "
@@ -292,10 +260,61 @@ def published() -> dict[str, Table]:
     }
 
 
+def _speeds(suffix: str) -> list[Column]:
+    """Return the columns of tokens and answers per second in a setting of the Qwen2.5-Coder pair."""
+    return [
+        Column(
+            f"{unit}/s, batch size {size}",
+            f"{metric}, eager, batch {size}",
+            times,
+            f"qwen-coder-speed-{suffix}",
+            "mbpp, 5 draft tokens",
+        )
+        for size in (1, 8)
+        for unit, metric in (("tokens", "speedup"), ("answers", "answers"))
+    ]
+
+
+def _setting(name: str, title: str, suffix: str, prompts: str, label: tuple[str, str]) -> dict[str, Table]:
+    """Return the tables of a setting of the Qwen2.5-Coder pair: a summary and one table per task."""
+    tasks = {"mbpp": ("MBPP", "pass@1"), "humaneval": ("HumanEval", "pass@1"), "gsm8k": ("GSM8K", "accuracy")}
+    summary = Table(
+        title,
+        methods("", "target", UPSTREAM, "lossless", *RELAXED, label),
+        [
+            *(column._replace(form=factor) for column in _speeds(suffix)[:2]),
+            *(
+                Column(f"{task}: points below the target", "quality_drop", tenths, f"qwen-coder-{key}-{suffix}")
+                for key, (task, _) in tasks.items()
+            ),
+        ],
+        f"{prompts}, 5 draft tokens per round, bfloat16; 95% intervals clustered by prompt; negative: above the "
+        "target. Per second: over the target, 8 prompts of MBPP, two CPU threads, median of 3 alternating runs.",
+    )
+    details = {
+        f"{name}-{key}": Table(
+            task,
+            methods(f"qwen-coder-{key}-{suffix}", "target", "lossless", *RELAXED, label),
+            [
+                ACCEPTED,
+                PER_ROUND,
+                quality(metric),
+                Column("points below the target", "quality_drop", tenths),
+                Column("prompts worse", "prompts_worse", count),
+                Column("better", "prompts_better", count),
+            ],
+            f"{{n}} prompts, {title}, bfloat16, 5 draft tokens per round, at most {320 if key == 'mbpp' else 400} new "
+            "tokens; 95% intervals clustered by prompt.",
+        )
+        for key, (task, metric) in tasks.items()
+    }
+    return {f"pair-{name}": summary, **details}
+
+
 def _smollm2() -> dict[str, Table]:
     """Return a table for each source of draft tokens and task."""
     head = "diversed:build/real/lookup/head-token-aware"
-    ordinary = ("target", "lossless", "lenience:0.3", "static:0.5", ("upstream", "transformers' assisted generation"))
+    ordinary = ("target", "lossless", "lenience:0.3", "static:0.5", UPSTREAM)
     setting = (
         "SmolLM2-135M-Instruct in bfloat16, one CPU thread, batch size 1; {n} prompts, temperature 0.3, at most %s "
         "draft tokens per round; 95%% intervals clustered by prompt. Speedup over the target with the same engine, "
