@@ -146,7 +146,15 @@ def study(regime: str, draft: str, tasks: list[str], arguments: argparse.Namespa
         quality = evaluate(pair, prompted, examples, build_methods(["target"]) + methods, settings, output=folder)
         texts = [prompted.prompt(example) for example in examples[: arguments.timed_prompts]]
         seconds = timed(
-            *(pair, texts, methods, folder, settings, arguments.batch_sizes, arguments.repeats),
+            pair,
+            texts,
+            methods,
+            folder,
+            sampling=Sampling(
+                arguments.temperature, num_assistant_tokens=arguments.gamma, max_new_tokens=arguments.max_new_tokens
+            ),
+            batch_sizes=arguments.batch_sizes,
+            repeats=arguments.repeats,
             backend=None if arguments.eager_only else arguments.backend,
             seed=arguments.seed,
         )

@@ -96,7 +96,7 @@ def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
     records = []
     methods = build_methods([method for method in arguments.methods if method != PLAIN])
     for name, gamma in itertools.product(arguments.data, arguments.gammas):
-        task = PromptedTask(get_task(name, allow_code_execution=True), pair.tokenizer, chat=True)
+        task = PromptedTask(get_task(name, allow_code_execution=True), pair.tokenizer, chat=arguments.chat)
         texts = [task.prompt(record) for record in chosen_records(name, Path(arguments.data[name]))]
         sampling = Sampling(
             arguments.temperature, arguments.top_k, arguments.top_p, gamma, arguments.max_new_tokens or LIMITS[name]
@@ -105,7 +105,8 @@ def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         texts = texts[: arguments.timed_prompts]
         seconds = timed(pair, texts, methods, folder, sampling, arguments.batch_sizes, arguments.repeats)
-        records.append({"task": name, "seconds": seconds} | asdict(sampling))
+        about = {key: value for key, value in asdict(sampling).items() if key != "batch_size"}
+        records.append({"task": name, "seconds": seconds} | about)
         report = {"records": records, "packed": arguments.packed, "provenance": provenance(0, "cpu")}
         write_json(arguments.output / f"qwen-coder-speed{suffix(arguments)}.json", report)
 

@@ -8,7 +8,7 @@ separately, without padding and without a cache. Temperature, top-k and top-p ar
 transformers' own classes. If its tokens are samples from the resulting distribution p, the expected value of
 -log p(token) - H(p) is 0 and its variance is Var(log p), where H is the entropy. z is the sum over all tokens, divided
 by the square root of the summed variances. It is approximately standard normal, positive if unlikely tokens are
-sampled too often, and negative if likely tokens are.
+sampled too often, and negative if likely tokens are. With top-p, rounding at the limit can make it slightly negative.
 
 The saved texts are encoded again. Completions whose number of tokens then differs are excluded; `left_out` is their
 number. Tokens that p excludes, for example by a rounding error at the limit of top-p, are not counted;
@@ -136,8 +136,10 @@ def scores(model: torch.nn.Module, prompt: list[int], tokens: list[int]) -> Tens
 
 
 def run_warpers(folder: Path) -> LogitsProcessorList:
-    """Return the temperature, top-k and top-p of a run, as transformers applies them."""
+    """Return the temperature, top-k and top-p of a run, as transformers applies them; ValueError if it is greedy."""
     settings = read_results(folder / "part-0").header["settings"]
+    if not settings["temperature"]:
+        raise ValueError(f"{folder} has greedy completions; measure samples, with a temperature above 0.")
     warpers = LogitsProcessorList([TemperatureLogitsWarper(float(settings["temperature"]))])
     if settings["top_k"]:
         warpers.append(TopKLogitsWarper(settings["top_k"]))
@@ -156,7 +158,7 @@ def excess(logits: Tensor, tokens: Tensor) -> tuple[float, float, int, int]:
     """
     log_probs = logits.log_softmax(-1)
     chosen = -log_probs.gather(-1, tokens[:, None])[:, 0]
-    included = chosen.isfinite()
+    included = chosen != torch.inf  # NaN stays
     log_probs = log_probs.masked_fill(log_probs.isinf(), 0.0)
     probs = logits.softmax(-1)
     entropy = -(probs * log_probs).sum(-1)

@@ -211,7 +211,7 @@ _READERS: dict[str, Callable[[str, Row], Iterator[Figure]]] = {
     "random-draft": _rows("engine", "batch_size"),
     "head-costs": _rows("engine"),
     "importance": _rows("method"),
-    "sampling-check": _rows("method"),
+    **dict.fromkeys(("sampling-check", "sampling-check-humaneval"), _rows("method")),
     "transfer": _rows("trained_on", task="tested_on"),
 }
 

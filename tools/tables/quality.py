@@ -132,13 +132,11 @@ def published() -> dict[str, Table]:
     others = [f"spec_cascade:token_v3:{alpha}" for alpha in (0.5, 0.8, 0.95)]
     others += ["block:lossless", *(f"static:{weight}" for weight in (0.7, 0.5, 0.3, 0.1))]
     others += [f"lenience:{value}" for value in (0.3, 0.1)]
-    compared = [f"spec_cascade:token_v3:{alpha}" for alpha in (0.8, 0.95)]
-    compared += ["lenience:0.3", "lenience:0.1", "static:0.5"]
     task = {name: [Column("accepted / drafted", "acceptance_rate", study=name)] for name in (mbpp, gsm8k)}
     for name, metric in ((mbpp, "pass@1"), (gsm8k, "accuracy")):
         task[name] += [Column(metric, "quality", study=name), DROP._replace(study=name)]
         task[name].append(STATIC_GAIN._replace(study=name))
-    speeds = _speeds("t0")
+    speeds = _speeds("t0", 1)
     return {
         "brief": Table(
             "verifier",
@@ -169,20 +167,6 @@ def published() -> dict[str, Table]:
             "SmolLM2-135M-Instruct, one CPU thread, eager, batch size 1, temperature 0.3, 6 and 4 prompts, median "
             "(range) of 3 and 2 alternating runs.",
         ),
-        "quality": Table(
-            "method",
-            methods("", "target", "lossless", *compared, label),
-            [
-                column
-                for study, title, score in scores
-                for column in (
-                    Column(f"{title}: accepted", "acceptance_rate", study=study),
-                    Column(score, "quality", study=study),
-                    Column("points below the target", "quality_drop", tenths, study=study),
-                )
-            ],
-            setting,
-        ),
         "head-real": Table(
             "token head trained on MBPP",
             [Row(title, "", study) for study, title, _ in scores],
@@ -195,19 +179,26 @@ def published() -> dict[str, Table]:
             ],
             setting,
         ),
-        "sampling-check": Table(
-            "method",
-            every("sampling-check"),
-            [
-                Column("completions", "n", count),
-                Column("left out, too long", "left_out", count),
-                Column("tokens", "num_tokens", count),
-                Column("mean of -log p(token) - H(p)", "excess_per_token", precise),
-                Column("standard error", "standard_error", precise),
-                Column("z", "z", number),
-            ],
-            "Completions of GSM8K at temperature 1. Measured by {command}.",
-        ),
+        **{
+            name: Table(
+                "method",
+                every(name),
+                [
+                    Column("completions", "n", count),
+                    Column("left out, too long", "left_out", count),
+                    Column("tokens", "num_tokens", count),
+                    *([Column("tokens outside p", "num_excluded", count)] if name != "sampling-check" else []),
+                    Column("mean of -log p(token) - H(p)", "excess_per_token", precise),
+                    Column("standard error", "standard_error", precise),
+                    Column("z", "z", number),
+                ],
+                f"Completions of {completions}. Measured by {{command}}.",
+            )
+            for name, completions in (
+                ("sampling-check", "GSM8K at temperature 1"),
+                ("sampling-check-humaneval", "HumanEval at temperature 0.7, top-p 0.8 and top-k 20, first run"),
+            )
+        },
         "mbpp": Table("method", methods("", "target", "lossless", *others, label), task[mbpp], setting),
         "gsm8k": Table("method", methods("", "target", "lossless", *others, label), task[gsm8k], setting),
         **_setting("greedy", "greedy decoding", "t0", "500 prompts of MBPP, 164 of HumanEval and 100 of GSM8K", label),
@@ -215,7 +206,7 @@ def published() -> dict[str, Table]:
             "sampled",
             "temperature 0.7, top-p 0.8, top-k 20",
             "t0.7-k20-p0.8",
-            "500 prompts of MBPP, 164 of HumanEval and 100 of GSM8K",
+            "200 prompts of MBPP, 164 of HumanEval and 100 of GSM8K",
             label,
         ),
         "greedy-others": Table(
@@ -248,20 +239,26 @@ def published() -> dict[str, Table]:
             "{n} questions per row, temperature 1, 5 draft tokens per round, at most 256 new tokens; 95% intervals "
             "clustered by question.",
         ),
-        "pair-speed": Table(
-            "method",
-            methods("", UPSTREAM, "lossless", *RELAXED, label),
-            speeds,
-            "Over the target with the same batch size: greedy, 5 draft tokens per round, bfloat16, linear layers of "
-            "both models and of the target alone in oneDNN's blocked layout (`--packed`), eager, 8 prompts of MBPP, "
-            "median (range) of 3 alternating runs on two threads of a CPU. Measured by {command}.",
-        ),
+        **{
+            name: Table(
+                "method",
+                methods("", UPSTREAM, "lossless", *RELAXED, label),
+                _speeds(suffix, 1, 8),
+                f"Over the target with the same batch size: {title}, 5 draft tokens per round, bfloat16, linear "
+                "layers of both models and of the target alone in oneDNN's blocked layout (`--packed`), eager, 8 prompts "
+                "of MBPP, median (range) of 3 alternating runs on two threads of a CPU. Measured by {command}.",
+            )
+            for name, title, suffix in (
+                ("pair-speed", "greedy", "t0"),
+                ("pair-speed-sampled", "temperature 0.7, top-p 0.8, top-k 20", "t0.7-k20-p0.8"),
+            )
+        },
         **_smollm2(),
     }
 
 
-def _speeds(suffix: str) -> list[Column]:
-    """Return the columns of tokens and answers per second in a setting of the Qwen2.5-Coder pair."""
+def _speeds(suffix: str, *sizes: int) -> list[Column]:
+    """Return the columns of tokens and answers per second in a setting of the Qwen2.5-Coder pair, by batch size."""
     return [
         Column(
             f"{unit}/s, batch size {size}",
@@ -270,7 +267,7 @@ def _speeds(suffix: str) -> list[Column]:
             f"qwen-coder-speed-{suffix}",
             "mbpp, 5 draft tokens",
         )
-        for size in (1, 8)
+        for size in sizes
         for unit, metric in (("tokens", "speedup"), ("answers", "answers"))
     ]
 
@@ -282,7 +279,7 @@ def _setting(name: str, title: str, suffix: str, prompts: str, label: tuple[str,
         title,
         methods("", "target", UPSTREAM, "lossless", *RELAXED, label),
         [
-            *(column._replace(form=factor) for column in _speeds(suffix)[:2]),
+            *(column._replace(form=factor) for column in _speeds(suffix, 1)),
             *(
                 Column(f"{task}: points below the target", "quality_drop", tenths, f"qwen-coder-{key}-{suffix}")
                 for key, (task, _) in tasks.items()
