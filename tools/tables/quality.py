@@ -245,8 +245,9 @@ def published() -> dict[str, Table]:
                 methods("", UPSTREAM, "lossless", *RELAXED, label),
                 _speeds(suffix, 1, 8),
                 f"Over the target with the same batch size: {title}, 5 draft tokens per round, bfloat16, linear "
-                "layers of both models and of the target alone in oneDNN's blocked layout (`--packed`), eager, 8 prompts "
-                "of MBPP, median (range) of 3 alternating runs on two threads of a CPU. Measured by {command}.",
+                "layers of both models and of the target alone in oneDNN's blocked layout (`--packed`), eager, 8 "
+                "prompts of MBPP, median (range) of 3 alternating runs on two threads of a CPU. "
+                "Measured by {command}.",
             )
             for name, title, suffix in (
                 ("pair-speed", "greedy", "t0"),
