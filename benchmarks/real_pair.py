@@ -31,7 +31,6 @@ import random
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -98,15 +97,14 @@ def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
     for name, gamma in itertools.product(arguments.data, arguments.gammas):
         task = PromptedTask(get_task(name, allow_code_execution=True), pair.tokenizer, chat=arguments.chat)
         texts = [task.prompt(record) for record in chosen_records(name, Path(arguments.data[name]))]
-        sampling = Sampling(
-            arguments.temperature, arguments.top_k, arguments.top_p, gamma, arguments.max_new_tokens or LIMITS[name]
-        )
+        settings = {key: getattr(arguments, key) for key in ("temperature", "top_k", "top_p")}
+        settings |= {"num_assistant_tokens": gamma, "max_new_tokens": arguments.max_new_tokens or LIMITS[name]}
         folder = arguments.output / f"{name}{suffix(arguments)}" / f"seconds-gamma-{gamma}"
         folder.mkdir(parents=True, exist_ok=True)
         texts = texts[: arguments.timed_prompts]
-        seconds = timed(pair, texts, methods, folder, sampling, arguments.batch_sizes, arguments.repeats)
-        about = {key: value for key, value in asdict(sampling).items() if key != "batch_size"}
-        records.append({"task": name, "seconds": seconds} | about)
+        sizes, repeats = arguments.batch_sizes, arguments.repeats
+        seconds = timed(pair, texts, methods, folder, Sampling(**settings), sizes, repeats)
+        records.append({"task": name} | settings | {"seconds": seconds})
         report = {"records": records, "packed": arguments.packed, "provenance": provenance(0, "cpu")}
         write_json(arguments.output / f"qwen-coder-speed{suffix(arguments)}.json", report)
 
@@ -380,9 +378,7 @@ def _arguments() -> argparse.Namespace:
     add("--batch-sizes", default=[1, 8], type=_numbers, help="Batch sizes that are timed.")
     add("--timed-prompts", default=8, type=int)
     add("--repeats", default=3, type=int, help="Timed turns.")
-    packed = (
-        "Use oneDNN's layout for linear layers: same results, faster, twice the memory of the weights, no compilation."
-    )
+    packed = "Use oneDNN's layout for linear layers: faster, equal up to rounding, twice the memory, no compilation."
     add("--packed", action=argparse.BooleanOptionalAction, default=True, help=packed)
     add("--threads", type=int, help="Number of torch's threads.")
     add("--rank", default=0, type=int, help="Rank of this process; processes share the output folder.")

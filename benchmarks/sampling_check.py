@@ -10,6 +10,9 @@ transformers' own classes. If its tokens are samples from the resulting distribu
 by the square root of the summed variances. It is approximately standard normal, positive if unlikely tokens are
 sampled too often, and negative if likely tokens are. With top-p, rounding at the limit can make it slightly negative.
 
+`z_end` and `z_best` compare the numbers of end tokens and of tokens that the target ranks first with those expected.
+They are positive if these tokens are sampled too often.
+
 The saved texts are encoded again. Completions whose number of tokens then differs are excluded; `left_out` is their
 number. Tokens that p excludes, for example by a rounding error at the limit of top-p, are not counted;
 `num_excluded` is their number. Another encoding of equal length is not detected, and the end token is assumed to be
@@ -60,12 +63,15 @@ def main() -> None:
             continue
         folder = arguments.output / name
         saved, warpers = completions(folder, arguments.parts, method), run_warpers(folder)
-        rows = [
-            excess(warpers(None, scores(pair.target, prompts[index], tokens)), torch.tensor(tokens))
-            for index, text, num_tokens, ended in saved
-            if (tokens := encoded(pair.tokenizer, text, num_tokens, ended))
-        ]
+        rows, counts = [], []
+        for index, text, num_tokens, ended in saved:
+            if tokens := encoded(pair.tokenizer, text, num_tokens, ended):
+                logits, chosen = warpers(None, scores(pair.target, prompts[index], tokens)), torch.tensor(tokens)
+                rows.append(excess(logits, chosen))
+                end = torch.full_like(chosen, pair.tokenizer.eos_token_id)
+                counts.append([*excess_count(logits, chosen, end), *excess_count(logits, chosen, logits.argmax(-1))])
         total, variance, n, num_excluded = torch.tensor(rows, dtype=torch.float64).sum(0).tolist()
+        end, end_variance, best, best_variance = torch.tensor(counts, dtype=torch.float64).sum(0).tolist()
         records.append(
             {
                 "method": method,
@@ -76,6 +82,8 @@ def main() -> None:
                 "excess_per_token": total / n,
                 "standard_error": math.sqrt(variance) / n,
                 "z": total / math.sqrt(variance),
+                "z_end": end / math.sqrt(end_variance),
+                "z_best": best / math.sqrt(best_variance),
             }
         )
         print(json.dumps(records[-1]), flush=True)
@@ -165,6 +173,16 @@ def excess(logits: Tensor, tokens: Tensor) -> tuple[float, float, int, int]:
     variance = (probs * (log_probs + entropy[:, None]).square()).sum(-1)
     n = int(included.sum())
     return float((chosen - entropy)[included].sum()), float(variance[included].sum()), n, len(tokens) - n
+
+
+def excess_count(logits: Tensor, tokens: Tensor, ids: Tensor) -> tuple[float, float]:
+    """Return how many tokens equal `ids`, minus the number expected for samples from p, and its variance.
+
+    Args:
+        logits: float `[T, V]`. tokens, ids: long `[T]`.
+    """
+    p = logits.softmax(-1).gather(-1, ids[:, None])[:, 0]
+    return float(((tokens == ids).double() - p).sum()), float((p * (1 - p)).sum())
 
 
 def _arguments() -> argparse.Namespace:

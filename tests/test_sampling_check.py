@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from benchmarks.sampling_check import completions, encoded, excess, run_warpers, scores
+from benchmarks.sampling_check import completions, encoded, excess, excess_count, run_warpers, scores
 from tests.tiny import tiny_model
 
 
@@ -19,6 +19,13 @@ def test_excess_has_mean_zero_and_the_returned_variance():
     assert abs(probs @ values) < 1e-12
     assert {round(variance, 9) for _, variance, _, _ in found[:5]} == {round(float(probs @ values.square()), 9)}
     assert [counts for _, _, *counts in found] == [[1, 0]] * 5 + [[0, 1]] * 2
+
+
+def test_excess_count_is_that_of_the_given_ids():
+    """Catches counts of another token, and the variance of another probability."""
+    logits = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]]).log()
+    found = excess_count(logits, torch.tensor([0, 0]), torch.tensor([0, 2]))
+    assert found == pytest.approx((0.5 - 0.8, 0.25 + 0.16))
 
 
 def test_the_truncation_of_the_run_is_applied(tmp_path):

@@ -197,7 +197,7 @@ def _costs(study: str, found: Row) -> Iterator[Figure]:
 
 
 _READERS: dict[str, Callable[[str, Row], Iterator[Figure]]] = {
-    **dict.fromkeys(("qwen-coder-speed-t0", "qwen-coder-speed-t0.7-k20-p0.8"), _speed),
+    **{f"qwen-coder-speed-{suffix}": _speed for suffix in ("t0", "t0.7-k20-p0.8")},
     **dict.fromkeys(("lookup-scitldr", "lenience-scitldr", "lookup-rewrite"), _speed),
     **{f"learning-{task}": _learning for task in TASKS},
     **dict.fromkeys(("ceiling-math", "ceiling-summary"), _ceiling),

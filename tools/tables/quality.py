@@ -25,6 +25,7 @@ from tools.tables.parts import (
 
 
 RELAXED = ("lenience:0.3", "lenience:0.1", "spec_cascade:token_v3:0.8")
+SAMPLED = "temperature 0.7, top-p 0.8, top-k 20"
 UPSTREAM = ("upstream", "transformers' assisted generation")
 
 
@@ -137,6 +138,8 @@ def published() -> dict[str, Table]:
         task[name] += [Column(metric, "quality", study=name), DROP._replace(study=name)]
         task[name].append(STATIC_GAIN._replace(study=name))
     speeds = _speeds("t0", 1)
+    excess = [Column("tokens outside p", "num_excluded", count)]
+    excess += [Column("end tokens: z", "z_end", number), Column("best tokens: z", "z_best", number)]
     return {
         "brief": Table(
             "verifier",
@@ -187,27 +190,23 @@ def published() -> dict[str, Table]:
                     Column("completions", "n", count),
                     Column("left out, too long", "left_out", count),
                     Column("tokens", "num_tokens", count),
-                    *([Column("tokens outside p", "num_excluded", count)] if name != "sampling-check" else []),
                     Column("mean of -log p(token) - H(p)", "excess_per_token", precise),
                     Column("standard error", "standard_error", precise),
                     Column("z", "z", number),
+                    *more,
                 ],
                 f"Completions of {completions}. Measured by {{command}}.",
             )
-            for name, completions in (
-                ("sampling-check", "GSM8K at temperature 1"),
-                ("sampling-check-humaneval", "HumanEval at temperature 0.7, top-p 0.8 and top-k 20, first run"),
+            for name, completions, more in (
+                ("sampling-check", "GSM8K at temperature 1", []),
+                ("sampling-check-humaneval", f"HumanEval, first run, at {SAMPLED}", excess),
             )
         },
         "mbpp": Table("method", methods("", "target", "lossless", *others, label), task[mbpp], setting),
         "gsm8k": Table("method", methods("", "target", "lossless", *others, label), task[gsm8k], setting),
         **_setting("greedy", "greedy decoding", "t0", "500 prompts of MBPP, 164 of HumanEval and 100 of GSM8K", label),
         **_setting(
-            "sampled",
-            "temperature 0.7, top-p 0.8, top-k 20",
-            "t0.7-k20-p0.8",
-            "200 prompts of MBPP, 164 of HumanEval and 100 of GSM8K",
-            label,
+            "sampled", SAMPLED, "t0.7-k20-p0.8", "200 prompts of MBPP, 164 of HumanEval and 100 of GSM8K", label
         ),
         "greedy-others": Table(
             "method",
@@ -239,21 +238,6 @@ def published() -> dict[str, Table]:
             "{n} questions per row, temperature 1, 5 draft tokens per round, at most 256 new tokens; 95% intervals "
             "clustered by question.",
         ),
-        **{
-            name: Table(
-                "method",
-                methods("", UPSTREAM, "lossless", *RELAXED, label),
-                _speeds(suffix, 1, 8),
-                f"Over the target with the same batch size: {title}, 5 draft tokens per round, bfloat16, linear "
-                "layers of both models and of the target alone in oneDNN's blocked layout (`--packed`), eager, 8 "
-                "prompts of MBPP, median (range) of 3 alternating runs on two threads of a CPU. "
-                "Measured by {command}.",
-            )
-            for name, title, suffix in (
-                ("pair-speed", "greedy", "t0"),
-                ("pair-speed-sampled", "temperature 0.7, top-p 0.8, top-k 20", "t0.7-k20-p0.8"),
-            )
-        },
         **_smollm2(),
     }
 
@@ -274,7 +258,7 @@ def _speeds(suffix: str, *sizes: int) -> list[Column]:
 
 
 def _setting(name: str, title: str, suffix: str, prompts: str, label: tuple[str, str]) -> dict[str, Table]:
-    """Return the tables of a setting of the Qwen2.5-Coder pair: a summary and one table per task."""
+    """Return the tables of a setting of the Qwen2.5-Coder pair: a summary, the speed, and one table per task."""
     tasks = {"mbpp": ("MBPP", "pass@1"), "humaneval": ("HumanEval", "pass@1"), "gsm8k": ("GSM8K", "accuracy")}
     summary = Table(
         title,
@@ -288,6 +272,14 @@ def _setting(name: str, title: str, suffix: str, prompts: str, label: tuple[str,
         ],
         f"{prompts}, 5 draft tokens per round, bfloat16; 95% intervals clustered by prompt; negative: above the "
         "target. Per second: over the target, 8 prompts of MBPP, two CPU threads, median of 3 alternating runs.",
+    )
+    speed = Table(
+        title,
+        methods("", UPSTREAM, "lossless", *RELAXED, label),
+        _speeds(suffix, 1, 8),
+        "Over the target with the same batch size, 5 draft tokens per round, bfloat16, linear layers of both models "
+        "and of the target alone in oneDNN's blocked layout (`--packed`), eager, 8 prompts of MBPP, median (range) of "
+        "3 alternating runs on two threads of a CPU. Measured by {command}.",
     )
     details = {
         f"{name}-{key}": Table(
@@ -306,7 +298,7 @@ def _setting(name: str, title: str, suffix: str, prompts: str, label: tuple[str,
         )
         for key, (task, metric) in tasks.items()
     }
-    return {f"pair-{name}": summary, **details}
+    return {f"pair-{name}": summary, f"speed-{name}": speed, **details}
 
 
 def _smollm2() -> dict[str, Table]:
