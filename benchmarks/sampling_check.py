@@ -10,8 +10,8 @@ transformers' own classes. If its tokens are samples from the resulting distribu
 by the square root of the summed variances. It is approximately standard normal, positive if unlikely tokens are
 sampled too often, and negative if likely tokens are. With top-p, rounding at the limit can make it slightly negative.
 
-`z_end` and `z_best` compare the numbers of end tokens and of tokens that the target ranks first with those expected.
-They are positive if these tokens are sampled too often.
+`z_best` compares the number of tokens that the target ranks first with the expected number. It is positive if they are
+sampled too often.
 
 The saved texts are encoded again. Completions whose number of tokens then differs are excluded; `left_out` is their
 number. Tokens that p excludes, for example by a rounding error at the limit of top-p, are not counted;
@@ -68,10 +68,9 @@ def main() -> None:
             if tokens := encoded(pair.tokenizer, text, num_tokens, ended):
                 logits, chosen = warpers(None, scores(pair.target, prompts[index], tokens)), torch.tensor(tokens)
                 rows.append(excess(logits, chosen))
-                end = torch.full_like(chosen, pair.tokenizer.eos_token_id)
-                counts.append([*excess_count(logits, chosen, end), *excess_count(logits, chosen, logits.argmax(-1))])
+                counts.append(excess_count(logits, chosen, logits.argmax(-1)))
         total, variance, n, num_excluded = torch.tensor(rows, dtype=torch.float64).sum(0).tolist()
-        end, end_variance, best, best_variance = torch.tensor(counts, dtype=torch.float64).sum(0).tolist()
+        best, best_variance = torch.tensor(counts, dtype=torch.float64).sum(0).tolist()
         records.append(
             {
                 "method": method,
@@ -82,7 +81,6 @@ def main() -> None:
                 "excess_per_token": total / n,
                 "standard_error": math.sqrt(variance) / n,
                 "z": total / math.sqrt(variance),
-                "z_end": end / math.sqrt(end_variance),
                 "z_best": best / math.sqrt(best_variance),
             }
         )

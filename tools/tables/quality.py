@@ -138,8 +138,7 @@ def published() -> dict[str, Table]:
         task[name] += [Column(metric, "quality", study=name), DROP._replace(study=name)]
         task[name].append(STATIC_GAIN._replace(study=name))
     speeds = _speeds("t0", 1)
-    excess = [Column("tokens outside p", "num_excluded", count)]
-    excess += [Column("end tokens: z", "z_end", number), Column("best tokens: z", "z_best", number)]
+    excess = [Column("tokens outside p", "num_excluded", count), Column("best tokens: z", "z_best", number)]
     return {
         "brief": Table(
             "verifier",
