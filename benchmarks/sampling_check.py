@@ -1,17 +1,18 @@
 """Test whether saved completions are samples from the target model.
 
-    python -m benchmarks.sampling_check --target qwen-coder-1.5b --data gsm8k=gsm8k_train_7473.jsonl \\
-        --output build/real-pair --parts 3 --methods target,lossless,static:0.7
+    python -m benchmarks.sampling_check --target qwen-coder-1.5b --draft qwen-coder-0.5b \\
+        --data gsm8k=gsm8k_train_7473.jsonl --output build/real-pair --parts 3 --methods target,lossless,static:0.7
 
-`--output` contains the completions, as `benchmarks.real_pair` saves them. The target model scores each of them
-separately, without padding and without a cache. Temperature, top-k and top-p are those of the run, applied by
-transformers' own classes. If its tokens are samples from the resulting distribution p, the expected value of
--log p(token) - H(p) is 0 and its variance is Var(log p), where H is the entropy. z is the sum over all tokens, divided
-by the square root of the summed variances. It is approximately standard normal, positive if unlikely tokens are
-sampled too often, and negative if likely tokens are. With top-p, rounding at the limit can make it slightly negative.
+`--output` contains the completions, as `benchmarks.real_pair` saves them. Both models score each of them separately,
+without padding and without a cache. Temperature, top-k and top-p are those of the run, applied by transformers' own
+classes; p and q are the resulting distributions of the target and of the draft model. If the tokens are samples from p,
+the expected value of f(token) - E_p[f] is 0 for any function f, and its variance is Var_p(f). z is the sum over all
+tokens, divided by the square root of the summed variances; it is approximately standard normal. There are two tests:
 
-`z_best` compares the number of tokens that the target ranks first with the expected number. It is positive if they are
-sampled too often.
+- `z`: f = -log p. Positive if unlikely tokens are sampled too often, negative if likely tokens are. With top-p, rounding
+  at the limit can make it slightly negative.
+- `z_draft`: f = q / (p + q). Positive if tokens that the draft model prefers are sampled too often, as relaxed
+  verifiers do.
 
 The saved texts are encoded again. Completions whose number of tokens then differs are excluded; `left_out` is their
 number. Tokens that p excludes, for example by a rounding error at the limit of top-p, are not counted;
@@ -38,7 +39,7 @@ from transformers import (
 from benchmarks import packaged
 from benchmarks.cpu_layers import pack_linear_layers
 from benchmarks.real_pair import chosen_records
-from hf_diversed.cli.models import LOOKUP, load_pair
+from hf_diversed.cli.models import load_pair
 from hf_diversed.evaluation import read_results
 from hf_diversed.files import write_json
 from hf_diversed.harness.prompts import encode
@@ -49,8 +50,10 @@ from hf_diversed.tasks import PromptedTask, get_task
 def main() -> None:
     arguments = _arguments()
     torch.set_num_threads(arguments.threads)
-    pair = load_pair(packaged.resolve(arguments.target), LOOKUP, "cpu", chat=True, dtype="bfloat16")
-    pack_linear_layers(pair.target)
+    target, draft = packaged.resolve(arguments.target), packaged.resolve(arguments.draft)
+    pair = load_pair(target, draft, "cpu", chat=True, dtype=arguments.dtype)
+    for model in (pair.target, pair.draft):
+        pack_linear_layers(model)
     name, path = arguments.data.split("=", 1)
     source = name.partition("-")[0]
     task = PromptedTask(get_task(source, allow_code_execution=True), pair.tokenizer, chat=True)
@@ -63,14 +66,15 @@ def main() -> None:
             continue
         folder = arguments.output / name
         saved, warpers = completions(folder, arguments.parts, method), run_warpers(folder)
-        rows, counts = [], []
+        rows = []
         for index, text, num_tokens, ended in saved:
             if tokens := encoded(pair.tokenizer, text, num_tokens, ended):
-                logits, chosen = warpers(None, scores(pair.target, prompts[index], tokens)), torch.tensor(tokens)
-                rows.append(excess(logits, chosen))
-                counts.append(excess_count(logits, chosen, logits.argmax(-1)))
-        total, variance, n, num_excluded = torch.tensor(rows, dtype=torch.float64).sum(0).tolist()
-        best, best_variance = torch.tensor(counts, dtype=torch.float64).sum(0).tolist()
+                p, q = (
+                    warpers(None, scores(model, prompts[index], tokens)).double().softmax(-1)
+                    for model in (pair.target, pair.draft)
+                )
+                rows.append(deviations(p, q, torch.tensor(tokens)))
+        n, num_excluded, total, variance, draft_total, draft_variance = torch.stack(rows).sum(0).tolist()
         records.append(
             {
                 "method": method,
@@ -81,7 +85,7 @@ def main() -> None:
                 "excess_per_token": total / n,
                 "standard_error": math.sqrt(variance) / n,
                 "z": total / math.sqrt(variance),
-                "z_best": best / math.sqrt(best_variance),
+                "z_draft": draft_total / math.sqrt(draft_variance),
             }
         )
         print(json.dumps(records[-1]), flush=True)
@@ -154,45 +158,38 @@ def run_warpers(folder: Path) -> LogitsProcessorList:
     return warpers
 
 
-def excess(logits: Tensor, tokens: Tensor) -> tuple[float, float, int, int]:
-    """Return the sum of -log p(x) - H(p) over the tokens with p(x) > 0, its variance for samples from p, the number of
-    these tokens, and the number of the others.
+def deviations(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
+    """Sum f(token) - E_p[f] over the tokens with p(token) > 0, for f = -log p and f = q / (p + q).
 
     Args:
-        logits: float `[T, V]`; -inf excludes a token.
+        p, q: float64 `[T, V]`, distributions of the target and the draft model.
         tokens: long `[T]`.
+
+    Returns:
+        float64 `[6]`: the number of these tokens, the number of the others, and for each f the sum and its variance
+        for samples from p. NaN in p propagates.
     """
-    log_probs = logits.log_softmax(-1)
-    chosen = -log_probs.gather(-1, tokens[:, None])[:, 0]
-    included = chosen != torch.inf  # NaN stays
-    log_probs = log_probs.masked_fill(log_probs.isinf(), 0.0)
-    probs = logits.softmax(-1)
-    entropy = -(probs * log_probs).sum(-1)
-    variance = (probs * (log_probs + entropy[:, None]).square()).sum(-1)
-    n = int(included.sum())
-    return float((chosen - entropy)[included].sum()), float(variance[included].sum()), n, len(tokens) - n
-
-
-def excess_count(logits: Tensor, tokens: Tensor, ids: Tensor) -> tuple[float, float]:
-    """Return how many tokens equal `ids`, minus the number expected for samples from p, and its variance.
-
-    Args:
-        logits: float `[T, V]`. tokens, ids: long `[T]`.
-    """
-    p = logits.softmax(-1).gather(-1, ids[:, None])[:, 0]
-    return float(((tokens == ids).double() - p).sum()), float((p * (1 - p)).sum())
+    included = p.gather(-1, tokens[:, None])[:, 0] != 0
+    result = [included.sum(), (~included).sum()]
+    for values in (-p.where(p != 0, 1).log(), q / (p + q).where(p + q != 0, 1)):
+        centred = values - (p * values).sum(-1, keepdim=True)
+        chosen = centred.gather(-1, tokens[:, None])[:, 0]
+        result += [chosen[included].sum(), (p * centred.square()).sum(-1)[included].sum()]
+    return torch.stack([value.double() for value in result])
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--target", required=True, help="Hub id, folder or name in benchmarks.packaged of the target.")
+    add("--draft", required=True, help="The same of the draft model.")
     add("--data", required=True, help="Subfolder of the run and the task's file: gsm8k=FILE.")
     add("--output", required=True, type=Path, help="Output folder of benchmarks.real_pair.")
     add("--report", default=Path("build/sampling-check.json"), type=Path, help="JSON file to write.")
     add("--methods", default=["target", "lossless"], type=lambda text: text.split(","))
     add("--parts", default=1, type=int, help="Parts of the study to read.")
     add("--threads", default=1, type=int, help="Number of torch's threads.")
+    add("--dtype", default="bfloat16", help="Dtype of the models; that of the run.")
     return parser.parse_args()
 
 

@@ -146,6 +146,7 @@ def test_packaged_heads_are_what_their_runs_chose(kind, logs, task):
         ("mbpp-t0.7-k20-p0.8", "qwen-coder-mbpp-t0.7-k20-p0.8", 2),
         ("humaneval-t0.7-k20-p0.8", "qwen-coder-humaneval-t0.7-k20-p0.8", 1),
         ("humaneval-t0.7-k20-p0.8-second", "lossless-humaneval", 2),
+        ("humaneval-t0.7-k20-p0.8-float32", "lossless-humaneval-float32", 4),
         ("gsm8k-t0.7-k20-p0.8", "qwen-coder-gsm8k-t0.7-k20-p0.8", 1),
         ("gsm8k", "lossless-gsm8k", 3),
     ],

@@ -5,27 +5,29 @@ import json
 import pytest
 import torch
 
-from benchmarks.sampling_check import completions, encoded, excess, excess_count, run_warpers, scores
+from benchmarks.sampling_check import completions, deviations, encoded, run_warpers, scores
 from tests.tiny import tiny_model
 
 
-def test_excess_has_mean_zero_and_the_returned_variance():
-    """Catches a wrong sign, a lost entropy term and the variance of another distribution."""
-    logits = torch.randn(1, 7, generator=torch.Generator().manual_seed(0)).double() * 3
-    logits[0, 5:] = -torch.inf
-    probs = logits.softmax(-1)[0, :5]
-    found = [excess(logits, torch.tensor([token])) for token in range(7)]
-    values = torch.tensor([value for value, _, _, _ in found[:5]], dtype=torch.float64)
-    assert abs(probs @ values) < 1e-12
-    assert {round(variance, 9) for _, variance, _, _ in found[:5]} == {round(float(probs @ values.square()), 9)}
-    assert [counts for _, _, *counts in found] == [[1, 0]] * 5 + [[0, 1]] * 2
+def test_deviations_have_mean_zero_and_the_returned_variance():
+    """Catches a wrong sign, a lost expectation and the variance of another distribution."""
+    p = torch.tensor([0.5, 0.2, 0.2, 0.1, 0.0, 0.0], dtype=torch.float64)
+    q = torch.tensor([0.1, 0.6, 0.0, 0.2, 0.1, 0.0], dtype=torch.float64)
+    found = torch.stack([deviations(p[None], q[None], torch.tensor([token])) for token in range(6)])
+    assert found[:, :2].tolist() == [[1, 0]] * 4 + [[0, 1]] * 2
+    for column, values in ((2, -p[:4].log()), (4, q[:4] / (p + q)[:4])):
+        deviation, variance = found[:4, column], found[:4, column + 1]
+        torch.testing.assert_close(deviation, values - p[:4] @ values)
+        torch.testing.assert_close(variance, (p[:4] @ deviation.square()).expand(4))
 
 
-def test_excess_count_is_that_of_the_given_ids():
-    """Catches counts of another token, and the variance of another probability."""
-    logits = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]]).log()
-    found = excess_count(logits, torch.tensor([0, 0]), torch.tensor([0, 2]))
-    assert found == pytest.approx((0.5 - 0.8, 0.25 + 0.16))
+def test_deviations_are_summed_over_tokens():
+    """Catches tokens without probability in the sums, and NaN that is not counted."""
+    p, q = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.8, 0.0]]).double(), torch.tensor([[0.1, 0.6, 0.3]] * 2).double()
+    rows = [deviations(p[t : t + 1], q[t : t + 1], torch.tensor([0])) for t in (0, 1)]
+    torch.testing.assert_close(deviations(p, q, torch.tensor([0, 0])), rows[0] + rows[1])
+    torch.testing.assert_close(deviations(p, q, torch.tensor([0, 2])), rows[0] + torch.tensor([0.0, 1, 0, 0, 0, 0]))
+    assert deviations(p * torch.nan, q, torch.tensor([0, 0]))[2:].isnan().all()
 
 
 def test_the_truncation_of_the_run_is_applied(tmp_path):

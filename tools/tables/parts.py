@@ -52,7 +52,7 @@ def factor(figure: Figure) -> str:
 
 
 def count(figure: Figure) -> str:
-    """Format an integer."""
+    """Format without decimals."""
     return f"{figure.value:,.0f}"
 
 

@@ -32,9 +32,6 @@ UPSTREAM = ("upstream", "transformers' assisted generation")
 def pair() -> dict[str, Table]:
     """Return the tables of the embedded pair."""
     names = {"math": "accuracy", "summary": "ROUGE-2", "code": "pass@1"}
-    fixed = [f"static:{weight}" for weight in (0.7, 0.5, 0.3, 0.1)]
-    lenience = [f"lenience:{value}" for value in (0.05, 0.3, 0.03)]
-    cascade = "spec_cascade:token_v3:0.95"
     sweeps = {"0": "math-t0", "0.1": "math-t0.1", "1": "math"}
     return {
         "first": Table(
@@ -48,13 +45,6 @@ def pair() -> dict[str, Table]:
             ),
             [ACCEPTED, PER_ROUND, quality("correct answers")],
             "{n} prompts x 2, temperature 1, 5 draft tokens per round, 95% intervals clustered by prompt.",
-        ),
-        "heads": Table(
-            "method",
-            methods("", "target", "lossless", *fixed, *lenience, cascade, "diversed"),
-            by_task(*((task, task, task, metric) for task, metric in names.items())),
-            "{n} held-out prompts, the smaller number for code, with 2 (math), 3 (summary) and 1 (code) samples each; "
-            "temperature 1, 5 draft tokens per round, 95% intervals clustered by prompt.",
         ),
         "contrastive": Table(
             "temperature 1",
@@ -138,7 +128,7 @@ def published() -> dict[str, Table]:
         task[name] += [Column(metric, "quality", study=name), DROP._replace(study=name)]
         task[name].append(STATIC_GAIN._replace(study=name))
     speeds = _speeds("t0", 1)
-    excess = [Column("tokens outside p", "num_excluded", count), Column("best tokens: z", "z_best", number)]
+    excess = [Column("tokens outside p", "num_excluded", count)]
     return {
         "brief": Table(
             "verifier",
@@ -287,6 +277,7 @@ def _setting(name: str, title: str, suffix: str, prompts: str, label: tuple[str,
             [
                 ACCEPTED,
                 PER_ROUND,
+                Column("tokens per answer", "mean_tokens", count),
                 quality(metric),
                 Column("points below the target", "quality_drop", tenths),
                 Column("prompts worse", "prompts_worse", count),
