@@ -5,14 +5,14 @@
 
 `--output` contains the completions, as `benchmarks.real_pair` saves them. Both models score each of them separately,
 without padding and without a cache. Temperature, top-k and top-p are those of the run, applied by transformers' own
-classes; p and q are the resulting distributions of the target and of the draft model. If the tokens are samples from p,
-the expected value of f(token) - E_p[f] is 0 for any function f, and its variance is Var_p(f). z is the sum over all
+classes; p and q are the resulting distributions of the target and of the draft model. If the tokens are samples from
+p, the expected value of f(token) - E_p[f] is 0 for any function f, and its variance is Var_p(f). z is the sum over all
 tokens, divided by the square root of the summed variances; it is approximately standard normal. There are two tests:
 
-- `z`: f = -log p. Positive if unlikely tokens are sampled too often, negative if likely tokens are. With top-p, rounding
-  at the limit can make it slightly negative.
-- `z_draft`: f = q / (p + q). Positive if tokens that the draft model prefers are sampled too often, as relaxed
-  verifiers do.
+- `z`: f = -log p. Positive if unlikely tokens are sampled too often, negative if likely tokens are. With top-p,
+  rounding at the limit can make it slightly negative.
+- `z_draft`: f = q / (p + q). Positive if tokens that the draft model prefers are sampled too often, which relaxed
+  verifiers cause.
 
 The saved texts are encoded again. Completions whose number of tokens then differs are excluded; `left_out` is their
 number. Tokens that p excludes, for example by a rounding error at the limit of top-p, are not counted;
