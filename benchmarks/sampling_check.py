@@ -74,6 +74,8 @@ def main() -> None:
                     for model in (pair.target, pair.draft)
                 )
                 rows.append(deviations(p, q, torch.tensor(tokens)))
+        if not rows:
+            raise ValueError(f"No completion of {method!r} is encoded to its number of tokens; nothing can be tested.")
         n, num_excluded, total, variance, draft_total, draft_variance = torch.stack(rows).sum(0).tolist()
         records.append(
             {
@@ -182,7 +184,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--target", required=True, help="Hub id, folder or name in benchmarks.packaged of the target.")
-    add("--draft", required=True, help="The same of the draft model.")
+    add("--draft", default="qwen-coder-0.5b", help="The same, of the draft model.")
     add("--data", required=True, help="Subfolder of the run and the task's file: gsm8k=FILE.")
     add("--output", required=True, type=Path, help="Output folder of benchmarks.real_pair.")
     add("--report", default=Path("build/sampling-check.json"), type=Path, help="JSON file to write.")

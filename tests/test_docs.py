@@ -73,7 +73,7 @@ IN_PROSE = re.compile(r"(-?\d[\d,]*\.?\d*)(?:%| points| times)|\((-?[\d.]+) to (
 
 @pytest.mark.parametrize("page", RESULT_PAGES, ids=lambda page: page.stem)
 def test_figures_in_prose_are_in_a_table(page):
-    """Catches a figure in the text that no table of the page, or for choosing of a results page, shows."""
+    """Catches a figure in the text that no table shows. For choosing.md, tables of linked results pages count, too."""
     text = page.read_text()
     linked = "".join(other.read_text() for other in RESULT_PAGES if page.stem == "choosing" and other.name in text)
     tables = "".join(mark[0] for mark in render_docs.MARK.finditer(text + linked))
