@@ -128,7 +128,6 @@ def published() -> dict[str, Table]:
         task[name] += [Column(metric, "quality", study=name), DROP._replace(study=name)]
         task[name].append(STATIC_GAIN._replace(study=name))
     speeds = _speeds("t0", 1)
-    towards_draft = [Column("towards the draft model: z", "z_draft", number)]
     return {
         "brief": Table(
             "verifier",
@@ -188,7 +187,11 @@ def published() -> dict[str, Table]:
             )
             for name, completions, more in (
                 ("sampling-check", "GSM8K at temperature 1", []),
-                ("sampling-check-humaneval", f"82 prompts of HumanEval, third run, at {SAMPLED}", towards_draft),
+                (
+                    "sampling-check-humaneval",
+                    f"82 prompts of HumanEval, third run, at {SAMPLED}",
+                    [Column("towards the draft model: z", "z_draft", number)],
+                ),
             )
         },
         "mbpp": Table("method", methods("", "target", "lossless", *others, label), task[mbpp], setting),
