@@ -1,9 +1,8 @@
-"""Time ways to choose the number of draft tokens, and replay them on recorded rounds.
+"""Time ways to choose the number of draft tokens.
 
     python -m benchmarks.draft_lengths --output draft-lengths.json                     # embedded pair, one thread
     python -m benchmarks.draft_lengths --target qwen-coder-1.5b --draft qwen-coder-0.5b --packed --threads 2 \\
         --data gsm8k=gsm8k_train_7473.jsonl,mbpp=mbpp_974.jsonl --output draft-lengths.json
-    python -m benchmarks.draft_lengths --replay ...                                          # needs no idle machine
 
 Batch size 1, eager. Each prompt is decoded with every method before the next one; the method that runs first rotates.
 Ratios are of tokens per second of wall time on the same prompt: their median and quartiles. A method is `target`;
@@ -12,11 +11,6 @@ verifier with a constant length or a schedule, as `lossless:5` and `lenience:0.3
 up to 10 draft tokens where the last n-gram occurred before, and uses the draft model with `confidence` elsewhere.
 `lossless:confidence@16` drafts at most 16 tokens per round instead of 8.
 Finished prompts are kept next to the output, so an interrupted run continues, also with another `--num-prompts`.
-
-`--replay` decodes the prompts with blocks of 8 draft tokens, and computes from the acceptance probabilities the tokens
-per target-forward time of every constant length, and of stopping by confidence with the fit of one call and with a fit
-that all calls share, as `confidence` and `adaptive`. `--costs` are the times of a draft token in target forwards.
-Verifiers that accept draft tokens independently given the block are supported.
 """
 
 import argparse
@@ -24,7 +18,7 @@ import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -34,31 +28,19 @@ from benchmarks import packaged
 from benchmarks.cpu_layers import pack_linear_layers
 from benchmarks.real_pair import chosen_records
 from benchmarks.turns import spread
-from hf_diversed.blocks import DraftOutput, Verdict
 from hf_diversed.cli.models import load_pair
 from hf_diversed.files import read_lines, write_json
-from hf_diversed.generation.confidence import DEFAULT_COST, ConfidenceRule
-from hf_diversed.generation.measurements import ConfidenceFit
 from hf_diversed.harness.decode import timed_call
 from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.prompts import encode
 from hf_diversed.provenance import data_digest, provenance
 from hf_diversed.tasks import PromptedTask, get_task, load_records
-from hf_diversed.verifiers import build_verifier
 
 
 EMBEDDED = ("math", "summary", "code")
 TARGET, UPSTREAM = "target", "upstream"
 SCHEDULES = ("confidence", "adaptive")
 COPIES, COPIED = "copies", 10
-WIDTH = 8  # draft tokens of a recorded block
-
-
-class Block(NamedTuple):
-    """A recorded block of draft tokens: largest probability of q, and acceptance probability, by position."""
-
-    confidence: list[float]
-    acceptance: list[float]
 
 
 def main() -> None:
@@ -78,8 +60,7 @@ def main() -> None:
     records: list[dict[str, Any]] = []
     for task in arguments.data if chat else EMBEDDED:
         prompts = _prompts(pair, task, arguments)
-        study = replay if arguments.replay else time_methods
-        for record in study(pair, task, prompts, arguments):
+        for record in time_methods(pair, task, prompts, arguments):
             records.append({"task": task, "n": len(prompts) - 1} | record)
             print(json.dumps(records[-1]), flush=True)
     names = ("temperature", "max_new_tokens", "threads", "packed", "int4_draft")
@@ -215,79 +196,6 @@ def _rate(turns: Sequence[Mapping[str, Any]], method: str) -> float:
     return sum(turn[method]["tokens"] for turn in turns) / sum(turn[method]["seconds"] for turn in turns)
 
 
-def replay(
-    pair: Pair, task: str, prompts: Sequence[torch.Tensor], arguments: argparse.Namespace
-) -> Iterator[dict[str, Any]]:
-    """Record blocks; yield for each verifier and schedule the ratios to the best constant length, by cost."""
-    for verifier in arguments.verifiers:
-        calls = [record_blocks(pair, ids, verifier, arguments) for ids in prompts[1:]]
-        blocks = [block for call in calls for block in call]
-        alone = [length for call in calls for length in confident_lengths(call, DEFAULT_COST)]
-        records = {name: {"method": f"{verifier}:{name}", "blocks": len(blocks)} for name in SCHEDULES}
-        for cost in arguments.costs:
-            constant = [replay_lengths(blocks, [gamma] * len(blocks), cost) for gamma in range(1, WIDTH + 1)]
-            for name, lengths in zip(SCHEDULES, (alone, confident_lengths(blocks, cost))):
-                records[name] |= {
-                    f"best constant at {cost:g}": constant.index(max(constant)) + 1,
-                    f"drafted at {cost:g}": sum(lengths) / len(lengths),
-                    f"ratio at {cost:g}": replay_lengths(blocks, lengths, cost) / max(constant),
-                }
-        yield from records.values()
-
-
-def record_blocks(pair: Pair, ids: torch.Tensor, verifier: str, arguments: argparse.Namespace) -> list[Block]:
-    """Decode a prompt with `WIDTH` draft tokens per round; return the blocks that are not shorter."""
-    inner, blocks = build_verifier(verifier), list[Block]()
-
-    class Recorder(type(inner)):
-        """The verifier, which records its blocks."""
-
-        def __call__(self, input_ids: Any, draft: DraftOutput, *args: Any, **kwargs: Any) -> Verdict:
-            verdict = super().__call__(input_ids, draft, *args, **kwargs)
-            if draft.tokens.shape[1] == WIDTH and bool(draft.active.all()):
-                confidence = torch.softmax(draft.scores[0].float(), dim=-1).amax(dim=-1)
-                blocks.append(Block(confidence.tolist(), verdict.accept_prob[0].tolist()))
-            return verdict
-
-    inner.__class__ = Recorder
-    timed_call(
-        pair.target,
-        arguments.seed,
-        input_ids=ids,
-        assistant_model=pair.draft,
-        verifier=inner,
-        num_assistant_tokens=WIDTH,
-        num_assistant_tokens_schedule="constant",
-        **_sampling(arguments),
-    )
-    return blocks
-
-
-def replay_lengths(blocks: Sequence[Block], lengths: Sequence[int], cost: float) -> float:
-    """Return the expected tokens per target-forward time of rounds with these numbers of draft tokens."""
-    tokens = 0.0
-    for block, length in zip(blocks, lengths):
-        alive = 1.0
-        for accepted in (1.0, *block.acceptance[:length]):
-            alive *= accepted
-            tokens += alive
-    return tokens / (len(blocks) + cost * sum(lengths))
-
-
-def confident_lengths(blocks: Sequence[Block], cost: float) -> list[int]:
-    """Return the lengths that stopping by confidence chooses, with an online fit to the sampled acceptances."""
-    rule, random, lengths = ConfidenceRule(ConfidenceFit(), cost), torch.Generator().manual_seed(0), list[int]()
-    for block in blocks:
-        rule.begin([WIDTH])
-        length = 1
-        while not rule.stops([block.confidence[length - 1]]) and length < WIDTH:
-            length += 1
-        accepted = torch.rand(length, generator=random) < torch.tensor(block.acceptance[:length])
-        rule.update([int(accepted.long().cumprod(0).sum())])
-        lengths.append(length)
-    return lengths
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -296,15 +204,13 @@ def _arguments() -> argparse.Namespace:
     add("--data", default={}, type=_files, help="Tasks and their JSON Lines files: gsm8k=FILE,mbpp=FILE.")
     add("--output", required=True, type=Path)
     add("--verifiers", default=["lossless", "lenience:0.3"], type=lambda text: text.split(","))
-    add("--constant", default=[2, 3, 5, 8], type=_numbers(int), help="Constant lengths, or none.")
+    add("--constant", default=[2, 3, 5, 8], type=_numbers, help="Constant lengths, or none.")
     add(
         "--schedules",
         default=SCHEDULES,
         type=lambda text: text.split(","),
         help="Timed schedules, confidence@N, copies.",
     )
-    add("--replay", action="store_true", help="Replay rules on recorded rounds instead of timing them.")
-    add("--costs", default=[0.15, 0.3, 0.43], type=_numbers(float), help="Costs of a draft token that are replayed.")
     add("--num-prompts", default=12, type=int)
     add("--max-new-tokens", default=96, type=int)
     add("--temperature", default=1.0, type=float)
@@ -317,8 +223,8 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _numbers(kind: type) -> Any:
-    return lambda text: [] if text == "none" else [kind(part) for part in text.split(",")]
+def _numbers(text: str) -> list[int]:
+    return [] if text == "none" else [int(part) for part in text.split(",")]
 
 
 def _files(text: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`benchmarks/draft_lengths.py`: replayed rounds, ratios of the same prompts, and runs that continue."""
+"""`benchmarks/draft_lengths.py`: ratios of the same prompts, and runs that continue."""
 
 import json
 import sys
@@ -8,14 +8,7 @@ import torch
 from torchao.prototype.quantization.int4.int4_opaque_tensor import Int4OpaqueTensor
 
 from benchmarks import draft_lengths
-from benchmarks.draft_lengths import WIDTH, Block, replay_lengths
 from hf_diversed import load_demo_pair
-
-
-def test_replayed_tokens_are_those_before_the_first_rejection():
-    """Catches tokens after a rejection, and a bonus token that is missing."""
-    blocks = [Block([0.9] * WIDTH, [0.5, 0.5, 1.0, *[0.0] * (WIDTH - 3)]), Block([0.9] * WIDTH, [1.0] * WIDTH)]
-    assert replay_lengths(blocks, [3, 2], cost=0.5) == pytest.approx((1 + 0.5 + 0.25 + 0.25 + 3) / (2 + 0.5 * 5))
 
 
 def test_ratios_are_of_the_same_prompt():
@@ -42,7 +35,7 @@ def test_ratios_are_of_the_same_prompt():
     assert found["acceptance_rate"] == 0.75
 
 
-def test_a_run_continues_and_replays(tmp_path, monkeypatch, capsys):
+def test_a_run_continues(tmp_path, monkeypatch, capsys):
     """Catches methods that cannot be decoded, and finished prompts that are decoded again."""
     monkeypatch.setattr(draft_lengths, "EMBEDDED", ("math",))
     output = tmp_path / "lengths.json"
@@ -63,10 +56,6 @@ def test_a_run_continues_and_replays(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [*short, "--num-prompts", "2"])
     draft_lengths.main()
     assert decoded.count("target") == 2  # for warming up, and the second prompt
-    monkeypatch.setattr(sys, "argv", [*short, "--replay", "--max-new-tokens", "40"])
-    draft_lengths.main()
-    replayed = json.loads(output.read_text())["records"]
-    assert {record["method"] for record in replayed} >= {"lossless:confidence", "lenience:0.3:adaptive"}
 
 
 def test_an_int4_draft_model_keeps_lossless_decoding():

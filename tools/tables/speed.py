@@ -8,8 +8,8 @@ def speed() -> dict[str, Table]:
     """Return the tables of the time of rounds."""
     quartiles = "median (quartiles) of"
     verifiers = ("lossless", "lenience:0.3")
-    lengths = [f"{verifier}:{length}" for verifier in verifiers for length in ("3", "5", "8", "confidence")]
-    kinds = [f"{verifier}:{kind}" for verifier in verifiers for kind in ("confidence", "confidence@16", "copies")]
+    lengths = [f"{verifier}:{length}" for verifier in verifiers for length in ("5", "confidence")]
+    kinds = [f"{verifier}:{kind}" for verifier in verifiers for kind in ("confidence", "copies")]
     return {
         "compiled": Table(
             "embedded pair, compiled",
@@ -31,7 +31,7 @@ def speed() -> dict[str, Table]:
                 Row(f"{task}, `{verifier}:{schedule}`", f"{verifier}:{schedule}", "draft-lengths", task)
                 for task in TASKS
                 for verifier in verifiers
-                for schedule in ("5", "confidence", "adaptive")
+                for schedule in ("confidence", "adaptive")
             ],
             LENGTH_COLUMNS,
             "Tokens per second of wall time, eager engine, batch size 1, one thread; {n} held-out prompts per task, "
@@ -44,7 +44,7 @@ def speed() -> dict[str, Table]:
                 *(
                     Row(f"{title}, `{method}`", method, "draft-lengths-int4", task)
                     for task, title in (("mbpp", "MBPP"), ("gsm8k", "GSM8K"))
-                    for method in ("target", "upstream", "upstream:3", "upstream:5", *lengths)
+                    for method in ("target", "upstream", "upstream:5", *lengths)
                 ),
                 *(
                     Row(f"MBPP, draft model in bfloat16, `{method}`", method, "draft-lengths-bf16", "mbpp")
@@ -68,22 +68,8 @@ def speed() -> dict[str, Table]:
             ],
             [column for column in LENGTH_COLUMNS if column.metric != "over_best_constant"],
             "The same target and int4 draft model, at most 128 new tokens, {n} prompts per task. `confidence` drafts "
-            "at most 8 tokens, `confidence@16` at most 16; `copies` takes up to 10 draft tokens from the text where "
-            "its last three tokens occurred before. Measured by {command}.",
-        ),
-        "draft-lengths-replay": Table(
-            "task, method",
-            [
-                Row(f"{task}, `{verifier}`", f"{verifier}:confidence", "draft-lengths-replay", task)
-                for task in TASKS
-                for verifier in verifiers
-            ],
-            [
-                Column("blocks", "blocks", count),
-                *(Column(f"cost {cost}", f"ratio at {cost}", number) for cost in ("0.15", "0.3", "0.43")),
-            ],
-            "Tokens per target-forward time over those of the best constant length up to 8, if a draft token costs so "
-            "many target forwards; {n} prompts per task. Measured by {command}.",
+            "at most 8 tokens; `copies` takes up to 10 draft tokens from the text where its last three tokens "
+            "occurred before. Measured by {command}.",
         ),
         "random-draft": Table(
             "engine, batch size",
