@@ -38,7 +38,7 @@ _SEEN = {
 _SETTINGS = (
     "learning_rate", "lr_scheduler_type", "max_steps", "num_iterations", "per_device_train_batch_size",
     "num_generations", "num_assistant_tokens", "temperature", "top_k", "top_p", "max_completion_length",
-    "initial_weight", "initial_lenience", "baseline", "clip_range", "kl_coef", "normalize_advantages",
+    "initial_weight", "initial_lenience", "baseline", "clip_range",
     "dual_learning_rate", "dual_window", "reference_generations",
 )  # fmt: skip
 

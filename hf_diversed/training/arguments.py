@@ -112,5 +112,4 @@ _RANGES = (
     ("max_quality_drop", 0.0, 1.0),
     ("dual_learning_rate", 0.0, 1.0),
     ("clip_range", 0.0, 1.0),
-    ("kl_coef", 0.0, float("inf")),
 )

@@ -1,4 +1,4 @@
-"""The training objective of a head: a policy gradient of the reward, plus acceptance and KL terms.
+"""The training objective of a head: a policy gradient of the reward, plus an acceptance term.
 
 The actions are the accept or reject decisions; `AcceptanceModel` computes their log-probabilities. This module is
 independent of models, vocabularies and tasks.
@@ -26,43 +26,17 @@ def expected_acceptance(acceptance_model: AcceptanceModel, logit: torch.Tensor, 
 def accepted_share(decisions: Decisions) -> torch.Tensor:
     """Return the share of accepted decisions of each rollout: `[B]`; 1 for rollouts without decisions.
 
-    It has no gradient and can be part of the reward. With normalized advantages use
-    `center(rewards + c * accepted_share(decisions), normalize=True)` and `acceptance_coef=0`: a separate acceptance
-    term would have an effective weight that depends on the standard deviation of the rewards.
+    It has no gradient and can be part of the reward.
     """
     return 1.0 - decisions.mean((~decisions.accepted).to(decisions.tv.dtype))
 
 
-def kl_to_target(acceptance_model: AcceptanceModel, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-    """Estimate KL(v || p) at every verified position from the emitted token: `[M]`, non-negative.
-
-    Tokens emitted at a verified position, accepted or residual, follow the emitted distribution v, so
-    p/v - 1 - log(p/v) is unbiased ("k3", http://joschu.net/blog/kl-approx.html). Its derivative is biased: its
-    expectation is the gradient of KL(p || v). The gradient used instead is that of log(p/v)^2 / 2, which is unbiased
-    for KL(v || p) at fixed visited positions. Both statements assume rollouts drawn with `logit`. p is clamped to the
-    smallest normal number, so a token with p = 0 costs 87 nats in float32 rather than infinity.
-    """
-    excess = acceptance_model.log_excess(logit, decisions)
-    descent = 0.5 * excess.square()
-    bounded = excess.detach().clamp_min(-_MAX_LOG_RATIO)
-    return torch.expm1(-bounded) + bounded + (descent - descent.detach())
-
-
-def center(rewards: torch.Tensor, normalize: bool = False) -> torch.Tensor:
+def center(rewards: torch.Tensor) -> torch.Tensor:
     """Return advantages over the mean reward: `[B]`. Pass the rewards of the global batch, not of one device.
 
-    Args:
-        rewards: float `[B]`. Each is included in the baseline, which scales the expected gradient by 1 - 1/B.
-        normalize: also divide by the standard deviation (arXiv 2501.03262). The acceptance term must then be part of
-            the rewards, see `accepted_share`. Equal rewards give zeros.
+    Each reward is included in the baseline, which scales the expected gradient by 1 - 1/B.
     """
-    centered = rewards - rewards.mean()
-    if not normalize:
-        return centered
-    std = centered.square().mean().sqrt()
-    # Equal rewards can differ from their mean by rounding errors, which must not be scaled to 1.
-    spread = std > 1e-6 * rewards.abs().max()
-    return torch.where(spread, centered / std.clamp_min(torch.finfo(std.dtype).tiny), 0.0)
+    return rewards - rewards.mean()
 
 
 def leave_one_out(rewards: torch.Tensor, valid: torch.Tensor, group_size: int) -> torch.Tensor:
@@ -90,39 +64,33 @@ def diversed_loss(
     advantage: torch.Tensor,
     *,
     acceptance_coef: float = 0.0,
-    kl_coef: float = 0.0,
     clip_range: float | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return the loss: policy loss, minus `acceptance_coef` times acceptance, plus `kl_coef` times KL.
+    """Return the loss: policy loss minus `acceptance_coef` times acceptance.
 
-    All terms are means over rollouts, so the loss of a batch is the mean of the losses of its equally large parts.
+    Both terms are means over rollouts, so the loss of a batch is the mean of the losses of its equally large parts.
 
     Args:
         acceptance_coef: reward per unit of expected acceptance (c).
-        kl_coef: penalty per nat of KL(v || p), summed over a rollout; v is the emitted distribution.
         The others are those of `policy_terms`.
 
     Returns:
         The loss, a scalar, and detached scalar metrics of this part of the batch, NaN without decisions:
-        `policy_loss`; `ratio`, `clip_fraction` (decisions without gradient), `weight` and `kl`, means over decisions;
+        `policy_loss`; `ratio`, `clip_fraction` (decisions without gradient) and `weight`, means over decisions;
         `expected_acceptance`, mean over rollouts with decisions.
     """
     policy, ratio, clipped = policy_terms(acceptance_model, logit, old_logit, decisions, advantage, clip_range)
     acceptance = expected_acceptance(acceptance_model, logit, decisions)
-    kl = kl_to_target(acceptance_model, logit, decisions)
     loss = policy
-    # Skip disabled terms: 0 * inf in their gradient would be NaN.
+    # Skip a disabled term: 0 * inf in its gradient would be NaN.
     if acceptance_coef:
         loss = loss - acceptance_coef * acceptance.sum() / decisions.num_sequences
-    if kl_coef:
-        loss = loss + kl_coef * kl.sum() / decisions.num_sequences
     metrics = {
         "policy_loss": policy,
         "ratio": ratio.mean(),
         "clip_fraction": clipped.to(ratio.dtype).mean(),
         "weight": acceptance_model.weight(logit, decisions).mean(),
         "expected_acceptance": acceptance[decisions.counts() > 0].mean(),
-        "kl": kl.mean(),
     }
     return loss, {name: value.detach() for name, value in metrics.items()}
 

@@ -39,29 +39,18 @@ class Rollouts:
 
 
 class RecordingVerifier(DiversedVerifier):
-    """The DIVERSED verifier at strictness 0.5 (as trained), with the head's inputs recorded.
-
-    Attributes:
-        records_bias: whether records contain the exact TV(v, p) at every position, which with token features requires
-            the weights of all tokens in the vocabulary. If False, they contain the estimate `Trace.bias`.
-    """
+    """The DIVERSED verifier at strictness 0.5 (as trained), with the head's inputs recorded."""
 
     keeps_inputs = True
-    records_bias = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Verdict:
         verdict = super().__call__(*args, **kwargs)
-        # With one weight per position, records compute TV(v, p) without v.
-        if not self.records_bias or verdict.trace.bias is None:
-            verdict.trace = replace(verdict.trace, emitted_probs=None)
+        verdict.trace = replace(verdict.trace, emitted_probs=None)  # training does not use it, and it is costly
         return verdict
 
 
 class Sampler:
     """Draws completions with a pair in batches, each with its own seed.
-
-    Attributes:
-        records_bias: see `RecordingVerifier`; needed only for the KL term with token features.
 
     Args:
         settings: `top_k` and `top_p` should keep the whole vocabulary: with truncation, w has no
@@ -69,7 +58,6 @@ class Sampler:
     """
 
     def __init__(self, pair: Pair, settings: Sampling):
-        self.records_bias = True
         self.pair, self.tokenizer, self.settings = pair, pair.tokenizer, settings
         self.decoder = Decoder(pair, settings)
         self._eos = set(self.decoder.eos_ids)
@@ -92,7 +80,6 @@ class Sampler:
         """
         verifier = RecordingVerifier(head, strictness=AS_TRAINED)
         verifier.keeps_inputs = keep_inputs
-        verifier.records_bias = self.records_bias
         method = Method("relaxed", verifier)
         parts: list[tuple[list[int], Rollouts]] = []
         for order, drawn in self._decoded(method, prompts, seed, batch_size, output_token_records=True):
@@ -129,7 +116,6 @@ class Sampler:
             draft_prob=records.q[rows, columns],
             tv=records.tv[rows, columns],
             strict_prob=records.strict_prob[rows, columns],
-            bias=records.bias[rows, columns],
             accepted=records.source[rows, columns] == SOURCES.index("draft"),
             num_sequences=len(records.tokens),
         )

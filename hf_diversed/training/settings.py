@@ -65,8 +65,6 @@ class TrainingSettings:
         "Mean reward to subtract: batch (of all rollouts) or prompt (of the prompt's other rollouts, "
         "leave-one-out); by default prompt with token features, else batch.",
     )
-    kl_coef: float = setting(0.0, "Penalty per nat of KL to the target, in units of reward.")
-    normalize_advantages: bool = setting(False, "Divide advantages by their standard deviation.")
     model_init_kwargs: dict | str | None = setting(None, "For loading models by name (JSON).")
     reward_weights: list[float] | None = setting(None, "One per reward; all 1 by default.")
 

@@ -133,7 +133,6 @@ class DiversedTrainer(AtomicCheckpoints):
             stop_strings=tuple(stop_strings),
         )
         self.sampler = Sampler(Pair(target, draft, tokenizer), settings)
-        self.sampler.records_bias = args.kl_coef > 0 or not head.needs_token
         self.acceptance_model = RecordingVerifier(head).score
         self.seconds = dict.fromkeys(("reference", "rollout", "reward", "evaluation", "save"), 0.0)
         self.batch: _Batch | None = None
@@ -249,15 +248,10 @@ class DiversedTrainer(AtomicCheckpoints):
             gains = [None if drop is None else -drop for drop in facts["drop"]]
         valid = torch.tensor([gain is not None for gain in gains])
         values = torch.tensor([gain or 0.0 for gain in gains], dtype=torch.float32)
-        if self.args.normalize_advantages:
-            values = values + self.constraint.worth * torch.tensor(facts["accepted"], dtype=torch.float32)
         if self.args.baseline == "prompt":
-            values = leave_one_out(values, valid, self.args.num_generations)
-            if not self.args.normalize_advantages:
-                return values
+            return leave_one_out(values, valid, self.args.num_generations)
         advantage = torch.zeros_like(values)
-        if valid.any():
-            advantage[valid] = center(values[valid], normalize=self.args.normalize_advantages)
+        advantage[valid] = center(values[valid])
         return advantage
 
     def _standardize(self, inputs: dict[str, torch.Tensor]) -> None:
@@ -276,12 +270,9 @@ class DiversedTrainer(AtomicCheckpoints):
             inputs.old_logit,
             inputs.decisions,
             inputs.advantage,
-            acceptance_coef=0.0 if self.args.normalize_advantages else self.constraint.worth,
-            kl_coef=self.args.kl_coef,
+            acceptance_coef=self.constraint.worth,
             clip_range=self.args.clip_range,
         )
-        if not self.sampler.records_bias:
-            del metrics["kl"]
         for name, value in metrics.items():
             self._metrics[name].append(value.item())
         return (loss, {"logit": logit}) if return_outputs else loss

@@ -24,19 +24,17 @@ class Decisions:
         draft_prob: float `[M]`, q(y) of the same token.
         tv: float `[M]`, TV(p, q) at the position.
         strict_prob: float `[M]`, min(1, p(x) / q(x)) of the draft token x, accepted or not.
-        bias: float `[M]`, TV(v, p) at the position, for the emitted distribution v of the rollout.
         accepted: bool `[M]`.
         num_sequences: B, including rollouts without decisions.
     """
 
-    COLUMNS: ClassVar = ("sequence", "target_prob", "draft_prob", "tv", "strict_prob", "bias", "accepted")
+    COLUMNS: ClassVar = ("sequence", "target_prob", "draft_prob", "tv", "strict_prob", "accepted")
 
     sequence: torch.Tensor
     target_prob: torch.Tensor
     draft_prob: torch.Tensor
     tv: torch.Tensor
     strict_prob: torch.Tensor
-    bias: torch.Tensor
     accepted: torch.Tensor
     num_sequences: int
 
@@ -65,12 +63,6 @@ class AcceptanceModel(Protocol):
     def expected_rejection(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
         """Return the probability, `[M]`, that a draft token is rejected at each position."""
 
-    def log_excess(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-        """Return log v(y) / p(y) at the emitted token y: `[M]`.
-
-        Its gradient is the score of v, or that of the decision, which has the same mean given y.
-        """
-
     def weight(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
         """Return the weight on the target at every decision: `[M]`."""
 
@@ -92,9 +84,6 @@ class MixtureScore:
     def expected_rejection(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
         return self.weight(logit, decisions) * decisions.tv
 
-    def log_excess(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-        return self._log_mixture(logit, decisions) - _floored_log(decisions.target_prob)
-
     def weight(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
         return torch.sigmoid(_at_precision(logit, decisions))
 
@@ -114,8 +103,7 @@ class TokenScore:
 
     x is accepted with probability 1 - w(x) + w(x) min(1, p(x)/q(x)). Without constant terms, `log_prob` is the log of
     this for an accepted x with p < q, 0 for one with p >= q, and log w(x) for a rejection. Its gradient is the exact
-    score and depends on the draft token only. v(y) at a residual token y depends on all weights of the position.
-    `log_excess` computes it from the recorded `bias`, so it is exact only if the rollouts were drawn with `logit`.
+    score and depends on the draft token only.
     """
 
     def log_prob(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
@@ -124,16 +112,6 @@ class TokenScore:
 
     def expected_rejection(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
         return self.weight(logit, decisions) * (1.0 - decisions.strict_prob)
-
-    def log_excess(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-        p, q = decisions.target_prob, decisions.draft_prob
-        log_p, score = _floored_log(p), self.log_prob(logit, decisions)
-        tiny = torch.finfo(p.dtype).tiny
-        average = 1.0 - decisions.bias / decisions.tv.clamp_min(tiny)  # R / TV(p, q), the weight of tokens with p >= q
-        shared = torch.lerp(q, p, average.clamp(0.0, 1.0)).clamp_min(tiny).log()
-        log_accepted = self._log_kept(logit, decisions) + _floored_log(q)
-        value = torch.where(p < q, log_accepted, shared) - log_p
-        return value.detach() + (score - score.detach())
 
     def weight(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
         return torch.sigmoid(_at_precision(logit, decisions))

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import pytest
@@ -14,7 +14,6 @@ from hf_diversed.training.objective import (
     center,
     diversed_loss,
     expected_acceptance,
-    kl_to_target,
     leave_one_out,
     policy_terms,
 )
@@ -151,7 +150,6 @@ class Process:
             draft_prob=self.q[self.where, tokens],
             tv=0.5 * (self.p - self.q).abs().sum(-1)[self.where],
             strict_prob=self.strict[self.where, self.drafted],
-            bias=0.5 * (self.v - self.p).abs().sum(-1)[self.where].detach(),
             accepted=torch.tensor([step.source == "draft" for _, step in self.flat]),
             num_sequences=len(self.leaves),
         )
@@ -191,7 +189,7 @@ def record(accepted, p, q, tv=None, sequence=None, num_sequences=None, dtype=tor
     p, q = torch.tensor(p, dtype=dtype), torch.tensor(q, dtype=dtype)
     tv = torch.tensor([0.5] * len(p) if tv is None else tv, dtype=dtype)
     count = len(set(sequence)) if num_sequences is None else num_sequences
-    probs = {"target_prob": p, "draft_prob": q, "strict_prob": acceptance(p, q), "tv": tv, "bias": 0.4 * tv}
+    probs = {"target_prob": p, "draft_prob": q, "strict_prob": acceptance(p, q), "tv": tv}
     sequence, accepted = torch.tensor(sequence, dtype=torch.long), torch.tensor(accepted, dtype=torch.bool)
     return Decisions(sequence=sequence, accepted=accepted, num_sequences=count, **probs)
 
@@ -277,17 +275,6 @@ def test_expected_acceptance_is_differentiated_at_fixed_visitation(process: Proc
     assert relative_error(pathwise + visitation, process.gradient(process.probs @ per_leaf)) < TOLERANCE
 
 
-@every_process
-def test_kl_estimate_is_unbiased_in_value_and_gradient(process: Process):
-    """Catches the derivative of "k3", which is that of KL(p || v), and p and v swapped."""
-    decisions, weights = process.decisions, process.probs.detach()[process.decisions.sequence]
-    exact = (process.v * (process.v / process.p).log()).sum(-1)[process.where]
-    found = kl_to_target(process.score, process.logit, decisions)
-    assert (found >= 0).all()
-    torch.testing.assert_close(weights @ found, weights @ exact, rtol=TOLERANCE, atol=0.0)
-    assert relative_error(process.gradient(weights @ found), process.gradient(weights @ exact)) < TOLERANCE
-
-
 @pytest.mark.parametrize("accepted", [False, True])
 @pytest.mark.parametrize(("advantage", "change"), [(1, 0.5), (1, -0.5), (-1, 0.5), (-1, -0.5), (1, 0.1)])
 @every_score
@@ -315,7 +302,7 @@ def test_clip_removes_gradients_beyond_the_range(score, accepted: bool, advantag
 @pytest.mark.parametrize("name", ["mixture-seed2-eos", "token-seed2-eos"])
 def test_parts_of_a_batch_add_up(name: str):
     """Catches terms with other divisors: in data-parallel training they would depend on how a batch is divided."""
-    process, terms = PROCESSES[name], {"acceptance_coef": 0.3, "kl_coef": 0.1, "clip_range": 0.2}
+    process, terms = PROCESSES[name], {"acceptance_coef": 0.3, "clip_range": 0.2}
     old, whole = process.logit.detach() + 0.3, process.decisions
     loss, _ = diversed_loss(process.score, process.logit, old, whole, process.rewards, **terms)
     half = whole.num_sequences // 3
@@ -333,12 +320,11 @@ def test_parts_of_a_batch_add_up(name: str):
 
 @pytest.mark.parametrize("name", ["mixture-seed0", "token-seed0"])
 def test_loss_is_the_sum_of_its_terms(name: str):
-    """Catches a term with the wrong sign: acceptance must rise, KL must fall."""
+    """Catches an acceptance term with the wrong sign."""
     process = PROCESSES[name]
     score, logit, decisions = process.score, process.logit, process.decisions
-    loss, metrics = diversed_loss(score, logit, logit, decisions, process.rewards, acceptance_coef=0.3, kl_coef=0.1)
-    kl = decisions.mean(kl_to_target(score, logit, decisions)) * decisions.counts()
-    expected = policy_loss(score, logit, logit, decisions, process.rewards) + 0.1 * kl.mean()
+    loss, metrics = diversed_loss(score, logit, logit, decisions, process.rewards, acceptance_coef=0.3)
+    expected = policy_loss(score, logit, logit, decisions, process.rewards)
     torch.testing.assert_close(loss, expected - 0.3 * expected_acceptance(score, logit, decisions).mean())
     assert not any(value.requires_grad for value in metrics.values())
     assert metrics["ratio"] == 1.0
@@ -350,21 +336,18 @@ def test_token_scores_equal_mixture_scores_at_one_weight():
     accepted, p, q, logits = zip(*(case for case in cases if case[0] or case[1] > case[2]))
     logit = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
     decisions = record(accepted, p, q)
-    decisions = replace(decisions, bias=(1.0 - torch.sigmoid(logit.detach())) * decisions.tv)
     for at in (logit, logit + 0.5):
         mixture, token = (
             (score.log_prob(at, decisions) - score.log_prob(logit, decisions)) for score in SCORES.values()
         )
         torch.testing.assert_close(token, mixture)
-    one, other = (score.log_excess(logit, decisions) for score in SCORES.values())
-    torch.testing.assert_close(one, other)
 
 
 @every_score
 def test_rollouts_without_decisions_change_nothing(score):
     """Catches 0 / 0, which would make the gradient of the batch NaN, and a metric that includes constants."""
     logit = torch.tensor([0.3, -0.2], dtype=torch.float64, requires_grad=True)
-    terms = {"acceptance_coef": 1.0, "kl_coef": 1.0, "clip_range": 0.2}
+    terms = {"acceptance_coef": 1.0, "clip_range": 0.2}
     slopes = []
     for sequence, rewards in (([0, 1], [1.0, -1.0]), ([1, 3], [5.0, 1.0, 5.0, -1.0, 5.0])):
         decisions = record([True, False], [0.1, 0.6], [0.4, 0.2], [0.3, 0.4], sequence, len(rewards))
@@ -392,15 +375,9 @@ def test_leave_one_out():
 
 
 def test_center():
-    """Catches a division by the spread that was not requested, and rounding noise of equal rewards scaled up to 1."""
+    """Catches a division by the spread of the rewards."""
     rewards = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0])
     torch.testing.assert_close(center(rewards), torch.tensor([0.4, -0.6, -0.6, 0.4, 0.4]))
-    normal = center(rewards, normalize=True)
-    torch.testing.assert_close(normal.mean(), torch.tensor(0.0))
-    torch.testing.assert_close(normal.square().mean(), torch.tensor(1.0))
-    for equal in (0.0, 0.1, 1e4 / 3.0):
-        assert (center(torch.full((7,), equal), normalize=True) == 0.0).all()
-        assert (center(torch.tensor([equal]), normalize=True) == 0.0).all()
 
 
 def check_finite(score, rows, clip_range: float | None, gain: float) -> None:
@@ -408,9 +385,9 @@ def check_finite(score, rows, clip_range: float | None, gain: float) -> None:
     accepted, p, q, tv, new, old = zip(*rows)
     decisions = record(accepted, p, q, tv, sequence=[0] * len(rows), dtype=torch.float32)
     logit = torch.tensor(new, requires_grad=True)
-    coefs = {"acceptance_coef": 0.5, "kl_coef": 0.1, "clip_range": clip_range}
+    coefs = {"acceptance_coef": 0.5, "clip_range": clip_range}
     loss, metrics = diversed_loss(score, logit, torch.tensor(old), decisions, torch.tensor([gain]), **coefs)
-    terms = (type(score).log_prob, expected_acceptance, kl_to_target)
+    terms = (type(score).log_prob, expected_acceptance)
     values = [term(score, logit, decisions) for term in terms]
     for value in [loss, *values]:
         (slope,) = torch.autograd.grad(value.sum(), logit, retain_graph=True)
@@ -457,6 +434,6 @@ def test_half_precision_logits_are_widened():
     """Catches arithmetic in the head's own dtype: bfloat16 resolves w near 0.5 to 2^-9 only."""
     decisions = record([True, False], [0.1, 0.6], [0.4, 0.2], dtype=torch.float32)
     logit = torch.tensor([0.3, -0.2], dtype=torch.bfloat16)
-    for score, term in itertools.product(SCORES.values(), (MixtureScore.log_prob, expected_acceptance, kl_to_target)):
+    for score, term in itertools.product(SCORES.values(), (MixtureScore.log_prob, expected_acceptance)):
         term = type(score).log_prob if term is MixtureScore.log_prob else term
         assert torch.equal(term(score, logit, decisions), term(score, logit.float(), decisions))

@@ -39,12 +39,10 @@ def test_rewards_that_depend_on_the_prompt_only_have_no_effect(tmp_path):
     assert (trainer.batch.advantage != 0.0).any()
 
 
-@pytest.mark.parametrize("normalize", [False, True])
-def test_baseline_leaves_one_out(tmp_path, normalize: bool):
-    """Catches groups with rows of other prompts, and division by the standard deviation."""
-    trainer = runs.trained(tmp_path, **TOKEN, max_steps=2, normalize_advantages=normalize)
+def test_baseline_leaves_one_out(tmp_path):
+    """Catches groups with rows of other prompts."""
+    trainer = runs.trained(tmp_path, **TOKEN, max_steps=2)
     advantage = trainer.batch.advantage
     one, other = advantage.view(-1, 2).unbind(1)
     torch.testing.assert_close(one, -other)
     assert advantage.abs().max() > 0.0
-    assert (advantage.square().mean().sqrt() - 1.0).abs() < 1e-4 or not normalize
