@@ -40,7 +40,7 @@ class Parts:
 
     Attributes:
         draft: the model that drafts; None for prompt lookup and candidate generators. verifier: adapted to this call.
-        generator: of transformers or the caller, drafts instead; None without one.
+        generators: of transformers or the caller, one per row, draft instead; empty without them.
         is_point_mass: see `CandidateDrafter`.
         max_gamma: maximum number of draft tokens per round. max_drafted: of those from the draft model.
         max_copied: of those copied from the text before the draft model is used; 0 without copies.
@@ -50,7 +50,7 @@ class Parts:
 
     request: Request
     draft: PreTrainedModel | None
-    generator: CandidateGenerator | None
+    generators: list[CandidateGenerator]
     is_point_mass: bool
     verifier: Verifier
     rows: RaggedRows
@@ -72,7 +72,7 @@ class Parts:
         """Whether no user code receives tensors of the loop."""
         request = self.request
         used = [*self.verifier.components(), *request.processors, *request.criteria]
-        drafting = () if self.generator is None else (self.generator, request.assistant_model)
+        drafting = (*self.generators, request.assistant_model) if self.generators else ()
         others = self.random_source, request.streamer, *drafting
         used += [each for each in others if each is not None]
         return not self.keep_rows and all(map(model_facts.is_library_code, used))
@@ -85,7 +85,7 @@ class Parts:
         limit, reason, compiler = find_rotary_limit(model, positions, self.rows.max_length), None, None
         if request.config.cache_implementation == "static":
             reason = StaticEngine.cannot_serve(model, self.draft, self.rows)
-            if self.generator is not None:
+            if self.generators:
                 reason = "candidate generators run in eager mode"
             if self.max_copied:
                 reason = "rounds with copied and with drafted tokens have different shapes"
@@ -156,10 +156,11 @@ class Parts:
     def _drafter(self, runner: Callable[..., RaggedModel], rule: StoppingRule | None) -> Drafter:
         vocab_size = model_facts.vocab_size(self.request.model)
         ngram_size = self.request.config.max_matching_ngram_size
-        if self.generator is not None:
+        if self.generators:
             return CandidateDrafter(
-                self.generator,
+                self.generators,
                 self.rows,
+                self.request.model_kwargs.get("attention_mask"),
                 self.processor,
                 vocab_size,
                 sampled=self.random_source is not None,

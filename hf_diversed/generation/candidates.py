@@ -1,6 +1,7 @@
 """Draft tokens from transformers' candidate generators: MTP layers, DFlash, other tokenizers, and a caller's own.
 
-Transformers builds the generator for a call. It drafts for a single row, in eager mode.
+Transformers builds the generator for a call, which drafts for a single row. A caller's own generators can be one per
+row of a batch. Rounds run in eager mode.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from transformers.generation.candidate_generator import (
 from hf_diversed import _compat, model_facts
 from hf_diversed.blocks import DraftOutput, Round
 from hf_diversed.generation import checks
-from hf_diversed.generation.drafting import Step, before_bans, join_steps, point_mass, to_vocabulary
+from hf_diversed.generation.drafting import Step, before_bans, first_columns, join_steps, point_mass, to_vocabulary
 from hf_diversed.generation.options import CONSTANT, DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.request import STOPPING_SETTINGS, Request
@@ -57,12 +58,13 @@ def find_source(request: Request) -> str | None:
 
 def check_source(source: str, request: Request) -> None:
     """Raise ValueError or TypeError for settings that a candidate generator does not support."""
-    config, own, assistant = request.config, request.candidate_generator, request.assistant_model
-    if own is not None and not isinstance(own, CandidateGenerator):
-        raise TypeError(
-            f"candidate_generator must be a CandidateGenerator of transformers, got {type(own).__name__}; subclass it "
-            "and implement get_candidates."
-        )
+    config, own, assistant = request.config, request.own_generators, request.assistant_model
+    for each in own:
+        if not isinstance(each, CandidateGenerator):
+            raise TypeError(
+                f"candidate_generator must be a CandidateGenerator of transformers, got {type(each).__name__}; "
+                "subclass it and implement get_candidates."
+            )
     if source == DFLASH and config.speculation_type != "dflash":
         raise ValueError(f'speculation_type must be "dflash", got {config.speculation_type!r}.')
     if source == DFLASH and not hasattr(getattr(assistant, "config", None), "block_size"):
@@ -83,13 +85,18 @@ def check_source(source: str, request: Request) -> None:
             f"{source} needs transformers {'.'.join(map(str, needed))} or newer: update transformers, or use another "
             "source of draft tokens."
         )
-    if (count := len(request.input_ids)) > 1:
-        raise ValueError(
-            f"{source} drafts for a single row: batch size must be 1, got {count}; decode the prompts one by one."
-        )
-    mask = request.model_kwargs.get("attention_mask")
-    if mask is not None and not mask.all():
-        raise ValueError(f"{source} does not support padding: remove the padding of the prompt.")
+    count, reads_target = len(request.input_ids), any(each.requires_model_outputs for each in own)
+    if source == OWN and not reads_target:
+        if len(own) != count:
+            raise ValueError(f"{source} must be a list of one generator per row, {count} here, got {len(own)}.")
+    else:
+        if count > 1:
+            raise ValueError(
+                f"{source} drafts for a single row: batch size must be 1, got {count}; decode the prompts one by one."
+            )
+        mask = request.model_kwargs.get("attention_mask")
+        if mask is not None and not mask.all():
+            raise ValueError(f"{source} does not support padding: remove the padding of the prompt.")
     for name in STOPPING_SETTINGS:
         value = getattr(request, name)
         value = _compat.explicit_entry(config, name) if value is None else value
@@ -114,7 +121,7 @@ def check_source(source: str, request: Request) -> None:
                     f"{type(processor).__name__} is not supported with {source} and do_sample=True, because the draft "
                     "model samples from its own vocabulary. Drop it, or pass do_sample=False."
                 )
-    if source in (MTP, DFLASH, SHARED_STATES) or (own is not None and own.requires_model_outputs):
+    if source in (MTP, DFLASH, SHARED_STATES) or reads_target:
         if model_facts.recurrent_states(request.model):
             raise ValueError(f"{source} is not supported for targets with recurrent states; pass assistant_model=.")
         if config.prefill_chunk_size is not None:
@@ -161,10 +168,10 @@ def is_point_mass(source: str | None, request: Request) -> bool:
     return source == SHARED_STATES or (source == OTHER_TOKENIZER and not request.config.do_sample)
 
 
-def build_generator(source: str, request: Request, gamma: int) -> CandidateGenerator:
-    """Return the generator that transformers uses for a call, with `gamma` draft tokens per round."""
-    if request.candidate_generator is not None:
-        return request.candidate_generator
+def build_generators(source: str, request: Request, gamma: int) -> list[CandidateGenerator]:
+    """Return the caller's generators, or the one that transformers uses for a call, with `gamma` draft tokens."""
+    if source == OWN:
+        return request.own_generators
     target, assistant = model_facts.base_model(request.model), request.assistant_model
     if source != OTHER_TOKENIZER:
         generator = target._get_candidate_generator(
@@ -179,7 +186,7 @@ def build_generator(source: str, request: Request, gamma: int) -> CandidateGener
         generator = _other_tokenizer(request, target)
     if hasattr(generator, "num_assistant_tokens"):
         generator.num_assistant_tokens = gamma
-    return generator
+    return [generator]
 
 
 def _other_tokenizer(request: Request, target: PreTrainedModel) -> AssistedCandidateGenerator:
@@ -227,14 +234,16 @@ def _other_tokenizer(request: Request, target: PreTrainedModel) -> AssistedCandi
 
 
 class CandidateDrafter:
-    """Generates draft tokens with a candidate generator of transformers, for a single row.
+    """Generates draft tokens with candidate generators of transformers, one per row.
 
-    q is the softmax of the returned logits, which must be those that the tokens were drawn from. Where a generator
-    returns no logits, q is a point mass at the draft token, and the block ends before the first token that a
-    processor forbids. `num_forwards` counts the calls that returned candidates.
+    A generator receives the ids of its row without padding. q is the softmax of the returned logits, which must be
+    those that the tokens were drawn from. Where a generator returns no logits, q is a point mass at the draft token,
+    and the block ends before the first token that a processor forbids. `num_forwards` counts the calls that returned
+    candidates.
 
     Args:
-        generator: see `build_generator`. rows: one row; draft tokens are written after its length.
+        generators: see `build_generators`. rows: ids of the batch; draft tokens are written after each row's length.
+        prompt_mask: long `[B, S]`, 0 at left padding; None without padding.
         processor: of the call; used without its warpers, to find forbidden tokens.
         vocab_size: V of the target.
         sampled: value of `DraftOutput.sampled`.
@@ -246,19 +255,22 @@ class CandidateDrafter:
 
     def __init__(
         self,
-        generator: CandidateGenerator,
+        generators: list[CandidateGenerator],
         rows: RaggedRows,
+        prompt_mask: torch.Tensor | None,
         processor: BlockProcessor,
         vocab_size: int,
         sampled: bool,
         is_point_mass: bool,
         needs_q: str | None,
     ):
-        self.generator = generator
+        self.generators = generators
         self.rows = rows
         self.vocab_size = vocab_size
         self.sampled = sampled
         self.num_forwards = 0
+        self._first = first_columns(prompt_mask, len(rows.ids))
+        self._drafted: list[int] = []
         self._bans = processor.without(_compat.WARPERS)
         self._is_point_mass = is_point_mass
         self._needs_q = needs_q
@@ -268,14 +280,14 @@ class CandidateDrafter:
     @property
     def reads_target(self) -> bool:
         """Whether drafting needs the target's outputs for all tokens, those of the prompt included."""
-        return self.generator.requires_model_outputs
+        return self.generators[0].requires_model_outputs
 
     def record_outputs(self, model: PreTrainedModel) -> Callable[..., Any]:
         """Return the target as a function that keeps its outputs for the generator."""
         view = model_facts.recording_view(model)
 
         def run(**kwargs: Any) -> Any:
-            overrides = dict(self.generator.model_kwargs_overrides)
+            overrides = dict(self.generators[0].model_kwargs_overrides)
             if kwargs.get("output_hidden_states"):  # of all layers, which contain those that the generator reads
                 overrides.pop("output_hidden_states", None)
             self._outputs = view(**kwargs | overrides)
@@ -284,10 +296,12 @@ class CandidateDrafter:
         return run
 
     def prefill(self, chunk_size: int | None = None) -> None:
-        """Do nothing: the generator processes the prompt itself."""
+        """Do nothing: the generators process the prompts themselves."""
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Do nothing: there is one row."""
+        kept = rows.tolist()
+        self.generators = [self.generators[row] for row in kept]
+        self._first = [self._first[row] for row in kept]
 
     def propose(self, counts: PerRow) -> tuple[DraftOutput | None, PerRow]:
         """See `DiversedCandidateGenerator.propose`.
@@ -296,47 +310,68 @@ class CandidateDrafter:
             ValueError: if the generator returns candidates or logits of another shape, ids outside the vocabulary, or
                 tokens that its logits or a processor forbid.
         """
-        rows, (limit,), (length,) = self.rows, counts.host, self.rows.lengths.host
-        none = PerRow([0], torch.zeros_like(counts.device))
-        if limit < 1 or (self.reads_target and self._outputs is None):
-            return None, none
-        candidates, logits = self.generator.get_candidates(rows.ids[:, :length].clone(), **self._target_outputs())
-        self._num_matches = 0
-        if candidates.ndim != 2 or len(candidates) != 1 or candidates.shape[1] < length:
-            raise ValueError(
-                f"{type(self.generator).__name__}.get_candidates must return [1, {length} + G], input_ids and the "
-                f"candidates, got {list(candidates.shape)}."
-            )
-        tokens = candidates[:, length : length + limit].to(rows.ids)
-        ends = is_one_of(tokens[0], rows.eos_ids_device).nonzero()
-        tokens = tokens[:, : int(ends[0]) + 1] if len(ends) else tokens  # later tokens would never be emitted
-        drafted = PerRow([tokens.shape[1]], torch.full_like(counts.device, tokens.shape[1]))
-        if not tokens.shape[1]:
-            return None, none
-        self.num_forwards += 1
-        self._check(tokens, logits)
+        rows = self.rows
+        found = [self._candidates(row, limit) for row, limit in enumerate(counts.host)]
+        self._drafted = [len(tokens) for tokens, _ in found]
+        drafted = PerRow(self._drafted, torch.tensor(self._drafted, device=rows.ids.device))
+        if not any(self._drafted):
+            return None, drafted
+        self.num_forwards += sum(map(bool, self._drafted))
+        tokens = torch.nn.utils.rnn.pad_sequence(
+            [own for own, _ in found], batch_first=True, padding_value=rows.pad_id
+        )
         rows.write_block(tokens)
         allowed = before_bans(self._bans, rows, tokens, drafted, self.vocab_size)
-        if logits is None or self._is_point_mass:
-            scores, drafted = point_mass(tokens, self.vocab_size), allowed
-        else:
-            scores = to_vocabulary(logits[:, : tokens.shape[1]].to(rows.ids.device).float(), self.vocab_size)
+        scores = point_mass(tokens, self.vocab_size)
+        for row, (own, logits) in enumerate(found):
+            if logits is None:
+                continue
+            scores[row, : len(own)] = to_vocabulary(logits.to(rows.ids.device).float(), self.vocab_size)
             # A block must not end before a sampled token because of that token.
-            is_drawn = scores.gather(-1, tokens[..., None]) > -torch.inf
-            if allowed.host != drafted.host or not bool(is_drawn.all()):
+            is_drawn = scores[row, : len(own)].gather(-1, own[:, None]) > -torch.inf
+            if allowed.host[row] != len(own) or not bool(is_drawn.all()):
                 raise ValueError(
-                    f"{type(self.generator).__name__}.get_candidates returned a token that its logits or a logits "
-                    "processor of the call forbid; return the processed logits that the candidates were drawn from."
+                    f"{type(self.generators[row]).__name__}.get_candidates returned a token that its logits or a "
+                    "logits processor of the call forbid; return the processed logits that the candidates were drawn "
+                    "from."
                 )
         draft = join_steps(
             [Step(tokens, scores, scores, None)],
-            drafted.device,
+            allowed.device,
             rows.lengths.device,
             rows.eos_ids_device,
             sampled=self.sampled,
             keep_raw_logits=True,
         )
-        return draft, drafted
+        return draft, allowed
+
+    def _candidates(self, row: int, limit: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return at most `limit` draft tokens of a row, long `[N]`, up to the first EOS, and their logits, `[N, V]`.
+
+        The logits are None where q is a point mass.
+        """
+        text, generator = self._text(row), self.generators[row]
+        length, none = text.shape[1], text[0, :0]
+        if limit < 1 or (self.reads_target and self._outputs is None):
+            return none, None
+        candidates, logits = generator.get_candidates(text, **self._target_outputs())
+        self._num_matches = 0
+        if candidates.ndim != 2 or len(candidates) != 1 or candidates.shape[1] < length:
+            raise ValueError(
+                f"{type(generator).__name__}.get_candidates must return [1, {length} + G], input_ids and the "
+                f"candidates, got {list(candidates.shape)}."
+            )
+        tokens = candidates[0, length : length + limit].to(text)
+        ends = is_one_of(tokens, self.rows.eos_ids_device).nonzero()
+        tokens = tokens[: int(ends[0]) + 1] if len(ends) else tokens  # later tokens would never be emitted
+        if not len(tokens):
+            return none, None
+        self._check(type(generator).__name__, tokens, logits)
+        return tokens, None if logits is None or self._is_point_mass else logits[0, : len(tokens)]
+
+    def _text(self, row: int) -> torch.Tensor:
+        """Return a copy of the ids of a row without padding, long `[1, N]`."""
+        return self.rows.ids[row : row + 1, self._first[row] : self.rows.lengths.host[row]].clone()
 
     def _target_outputs(self) -> dict[str, Any]:
         """Return the arguments of generators that read the target's outputs."""
@@ -351,27 +386,28 @@ class CandidateDrafter:
             "n_last_matches": self._num_matches,
         }
 
-    def _check(self, tokens: torch.Tensor, logits: torch.Tensor | None) -> None:
-        name = type(self.generator).__name__
+    def _check(self, name: str, tokens: torch.Tensor, logits: torch.Tensor | None) -> None:
+        """Check the draft tokens of a row, long `[N]`, from a generator of this class name."""
         if bool(((tokens < 0) | (tokens >= self.vocab_size)).any()):
             raise ValueError(
                 f"{name}.get_candidates must return ids of the target, 0 to {self.vocab_size - 1}, got "
-                f"{tokens[0].tolist()}."
+                f"{tokens.tolist()}."
             )
         if logits is None and self._needs_q is not None:
             raise ValueError(
                 f"{self._needs_q} needs probabilities of the draft tokens, but {name} returned no logits; use a "
                 "verifier that needs only p and the draft token."
             )
-        if logits is not None and (logits.ndim != 3 or len(logits) != 1 or logits.shape[1] < tokens.shape[1]):
+        if logits is not None and (logits.ndim != 3 or len(logits) != 1 or logits.shape[1] < len(tokens)):
             raise ValueError(
                 f"{name}.get_candidates must return logits [1, G, V] for G candidates, got {list(logits.shape)} for "
-                f"{tokens.shape[1]}."
+                f"{len(tokens)}."
             )
 
     def rewind(self, round: Round, accepted: list[int]) -> None:
-        """Report the number of accepted draft tokens to the generator."""
+        """Report the number of accepted draft tokens to each generator that drafted."""
         self._num_matches = accepted[0]
-        length = self.rows.lengths.host[0]
-        ids = self.rows.ids[:, :length].clone()
-        self.generator.update_candidate_strategy(ids, round.target.scores, accepted[0])
+        for row, count in enumerate(self._drafted):
+            if count:
+                scores = round.target.scores[row : row + 1, : count + 1]
+                self.generators[row].update_candidate_strategy(self._text(row), scores, accepted[row])

@@ -67,6 +67,11 @@ def point_mass(tokens: torch.Tensor, vocab_size: int) -> torch.Tensor:
     return scores.scatter_(-1, tokens[..., None], 0.0)
 
 
+def first_columns(prompt_mask: torch.Tensor | None, num_rows: int) -> list[int]:
+    """Return the first column of each row after its left padding. `prompt_mask`: long `[B, S]`, 0 at padding."""
+    return [0] * num_rows if prompt_mask is None else (prompt_mask != 0).long().argmax(dim=-1).tolist()
+
+
 def before_bans(
     bans: BlockProcessor, rows: RaggedRows, tokens: torch.Tensor, counts: PerRow, vocab_size: int
 ) -> PerRow:

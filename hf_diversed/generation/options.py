@@ -32,7 +32,7 @@ class Options:
     diversed_max_ratio: "float | list[float] | torch.Tensor | None" = None
     diversed_temperature: "list[float] | torch.Tensor | None" = None
     output_token_records: bool | None = None
-    candidate_generator: "CandidateGenerator | None" = None
+    candidate_generator: "CandidateGenerator | list[CandidateGenerator] | None" = None
 
     @classmethod
     def pop_from(cls, kwargs: dict) -> "Options":

@@ -22,7 +22,7 @@ from hf_diversed.engines.buffers import gamma_for, size_for
 from hf_diversed.generation import checks
 from hf_diversed.generation.assembly import Parts, wanted_results
 from hf_diversed.generation.candidates import (
-    build_generator,
+    build_generators,
     check_source,
     default_gamma,
     find_source,
@@ -71,7 +71,7 @@ def diversed_decoding(
     random_source: RandomSource | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     assistant_tokenizer: PreTrainedTokenizerBase | None = None,
-    candidate_generator: CandidateGenerator | None = None,
+    candidate_generator: CandidateGenerator | list[CandidateGenerator] | None = None,
     **model_kwargs,
 ) -> GenerateDiversedOutput | torch.Tensor:
     """Speculative decoding with any verifier, for batches whose rows accept different numbers of tokens.
@@ -109,7 +109,8 @@ def diversed_decoding(
         candidate_generator: drafts instead of `assistant_model`, at most 16 tokens per round unless
             `num_assistant_tokens` is set. Its logits must be the processed ones that the candidates were drawn from;
             without logits, q is a point mass, which is right if the candidates depend on the text only. Create one
-            for each call if it keeps state. `update_candidate_strategy` is called after rounds with candidates.
+            for each call if it keeps state. `update_candidate_strategy` is called after rounds with candidates. For
+            a batch, a list of one generator per row; each receives the ids of its row without padding.
 
     Returns:
         long `[B, S + T]`, or `GenerateDiversedOutput` with `return_dict_in_generate=True`.
@@ -200,7 +201,7 @@ def plan(request: Request) -> Plan:
     parts = Parts(
         request=request,
         draft=draft,
-        generator=None if source is None else build_generator(source, request, lengths.maximum),
+        generators=[] if source is None else build_generators(source, request, lengths.maximum),
         is_point_mass=is_point_mass(source, request),
         verifier=verifier,
         rows=rows,

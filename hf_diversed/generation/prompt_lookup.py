@@ -8,7 +8,14 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 from hf_diversed import _compat
 from hf_diversed.blocks import DraftOutput, Round
 from hf_diversed.generation.confidence import StoppingRule
-from hf_diversed.generation.drafting import DiversedCandidateGenerator, Step, before_bans, join_steps, point_mass
+from hf_diversed.generation.drafting import (
+    DiversedCandidateGenerator,
+    Step,
+    before_bans,
+    first_columns,
+    join_steps,
+    point_mass,
+)
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.rows import PerRow, RaggedRows
 
@@ -49,9 +56,7 @@ class PromptLookupDrafter:
         self.vocab_size = vocab_size
         self.do_sample = do_sample
         self._min_match = max_ngram_size if whole_ngram else 0
-        self._first = [0] * len(rows.ids)
-        if prompt_mask is not None:
-            self._first = (prompt_mask != 0).long().argmax(dim=-1).tolist()
+        self._first = first_columns(prompt_mask, len(rows.ids))
         self._bans = processor.without(_compat.WARPERS)
         self._lookup = PromptLookupCandidateGenerator(
             eos_token_id=rows.eos_ids,

@@ -54,7 +54,15 @@ class Request:
     random_source: RandomSource | None
     tokenizer: PreTrainedTokenizerBase | None
     assistant_tokenizer: PreTrainedTokenizerBase | None
-    candidate_generator: CandidateGenerator | None
+    candidate_generator: CandidateGenerator | list[CandidateGenerator] | None
+
+    @property
+    def own_generators(self) -> list[CandidateGenerator]:
+        """The caller's candidate generators, one per row; empty without them."""
+        own = self.candidate_generator
+        if own is None:
+            return []
+        return list(own) if isinstance(own, (list, tuple)) else [own]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +104,7 @@ class Arguments:
             return self.extra[name]
         return _first(self.of_call(name), _compat.config_entry(self.model.generation_config, name))
 
-    def drafting(self, candidate_generator: CandidateGenerator | None) -> tuple[PreTrainedModel | None, int | None]:
+    def drafting(self, candidate_generator: object) -> tuple[PreTrainedModel | None, int | None]:
         """Return the draft model, None for other sources, and the draft length, None if unset.
 
         The attachment supplies them unless the call itself selects another source.

@@ -11,7 +11,7 @@ import torch
 from transformers.modeling_layers import MtpModel
 
 from tests.generation import sources
-from tests.tiny import EOS, VOCAB_SIZE
+from tests.tiny import EOS, VOCAB_SIZE, ragged_batch
 
 
 CALLS = max(1, int(os.environ.get("FUZZ_CASES", 5 * len(sources.SOURCES))) // len(sources.SOURCES))
@@ -49,7 +49,12 @@ def test_lossless_greedy_equals_plain_generation(name, monkeypatch):
     for _ in range(CALLS):
         call = random_call(draw, may_forbid=name != "own_from_states")
         ours = {"verifier": draw.choice(["lossless", "block:lossless"])}
+        if name == "own":
+            count = draw.randint(1, 4)
+            batch = ragged_batch(count, draw.randint(3, 14), seed=draw.randrange(1000))
+            call |= {"inputs": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+            ours["candidate_generator"] = [sources.Copies() for _ in range(count)]
         if draw.random() < 0.5:
             ours["num_assistant_tokens"] = draw.randint(1, 7)
-        found = target.generate(**call, **selects, **ours)
+        found = target.generate(**call | selects | ours)
         assert torch.equal(found, target.generate(**call)), (call, ours)

@@ -258,6 +258,33 @@ def test_a_generator_receives_text_scores_and_matches():
     assert sum(matches for *_, matches in received) == out.stats.num_accepted
 
 
+class Uniform(sources.Copies):
+    """Draws two tokens from the uniform distribution, with its logits."""
+
+    def get_candidates(self, input_ids, **kwargs):
+        return torch.cat([input_ids, torch.randint(VOCAB_SIZE, (1, 2))], dim=1), torch.zeros(1, 2, VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("may_end", [True, False])
+def test_a_batch_has_one_generator_per_row(may_end):
+    """Catches padding in the text of a row, counts of other rows, and generators of rows that have left the batch."""
+    target, batch = tiny_model("llama"), ragged_batch(6)
+    settings = {"do_sample": False, "max_new_tokens": 40} | ({} if may_end else {"eos_token_id": None})
+    generators = [Uniform() if row % 3 == 1 else sources.Copies() for row in range(6)]
+    out = target.generate(
+        **batch, **settings, verifier="lossless", candidate_generator=generators, return_dict_in_generate=True
+    )
+    assert torch.equal(out.sequences, target.generate(**batch, **settings))
+    width = batch["input_ids"].shape[1]
+    for row, (generator, stats) in enumerate(zip(generators, out.stats.per_row)):
+        start = int((batch["attention_mask"][row] == 0).sum())
+        text = out.sequences[row, start : width + stats.num_emitted].tolist()
+        assert generator.received
+        assert all(ids == text[: len(ids)] for ids, *_ in generator.received)
+        assert sum(matches for *_, matches in generator.received) == stats.num_accepted
+    assert sum(row.num_accepted for row in out.stats.per_row) > 6
+
+
 def test_bans_end_a_copied_block():
     """Catches a forbidden draft token that a relaxed verifier accepts, as p = 0 does not stop it."""
     ids = prompt()
@@ -337,10 +364,12 @@ def refusal(source, match, error=ValueError, **call):
 @pytest.mark.parametrize(
     ("source", "call", "match", "error"),
     [
-        refusal("own", "batch size must be 1, got 2", inputs=prompt().repeat(2, 1)),
+        refusal("own", "one generator per row, 2 here, got 1", inputs=prompt().repeat(2, 1)),
+        refusal("own", "one generator per row, 1 here, got 0", candidate_generator=[]),
+        refusal("own_from_states", "batch size must be 1, got 2", inputs=prompt().repeat(2, 1)),
         refusal("mtp:mellum", "batch size must be 1, got 2", inputs=prompt().repeat(2, 1)),
         refusal("other_tokenizer", "another tokenizer.* must be 1, got 2", inputs=prompt().repeat(2, 1)),
-        refusal("own", "remove the padding", attention_mask=torch.tensor([[0] + [1] * 8])),
+        refusal("own_from_states", "remove the padding", attention_mask=torch.tensor([[0] + [1] * 8])),
         refusal("own", "'confidence' is not supported with candidate", num_assistant_tokens_schedule="confidence"),
         refusal("own", "threshold=0.4 is not supported with", assistant_confidence_threshold=0.4),
         refusal("own", "diversed_temperature is not supported", diversed_temperature=[0.5], do_sample=True),
