@@ -5,6 +5,7 @@ that form here as well, and the result is used for the rows that have a position
 """
 
 from collections.abc import Callable, Container, Iterable, MutableMapping, Sequence
+from threading import Lock
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,6 +16,7 @@ from hf_diversed.generation.rows import RUNNING, PerRow, RaggedRows
 
 
 _known: MutableMapping[PreTrainedTokenizerBase, dict[tuple, StopStringCriteria]] = WeakKeyDictionary()
+_lock = Lock()
 _MOST_KNOWN = 8  # per tokenizer, as a criterion stores arrays over the vocabulary
 _OUTSIDE_VOCABULARY = torch.iinfo(torch.long).max  # matches no stop string
 
@@ -64,7 +66,7 @@ class BlockProcessor:
             at = rows.row_index, steps.clamp(0, scores.shape[1] - 1)
             # Indexing copies: a processor may modify its input in place.
             processed = processor(rows.drafted_view(column, valid), scores[at])
-            result[at] = torch.where(standing, processed, result[at])
+            result[at] = torch.where(standing, processed.to(result.dtype), result[at])
         return result
 
 
@@ -105,11 +107,14 @@ def stop_criterion(tokenizer: PreTrainedTokenizerBase, stop_strings: str | Seque
     """Return upstream's criterion. It is cached, as its construction iterates over the vocabulary."""
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
     key, known = (strings, len(tokenizer)), _known.setdefault(tokenizer, {})
-    if key not in known:
-        if len(known) == _MOST_KNOWN:
-            known.pop(next(iter(known)))
-        known[key] = StopStringCriteria(tokenizer, list(strings))
-    return known[key]
+    criterion = known.get(key)
+    if criterion is None:
+        criterion = StopStringCriteria(tokenizer, list(strings))
+        with _lock:
+            known[key] = criterion
+            while len(known) > _MOST_KNOWN:
+                known.pop(next(iter(known)))
+    return criterion
 
 
 class StopTracker:

@@ -71,7 +71,7 @@ class RaggedRows:
         self._all_ids, self._all_ends = self.ids, self.ends
         self._columns = torch.arange(self.ids.shape[1], device=device)
         self._eos_id = eos_ids[0] if eos_ids else pad_id
-        self.eos_ids = torch.tensor(eos_ids) if eos_ids else None
+        self.eos_ids = torch.tensor(eos_ids, device="cpu") if eos_ids else None
         self.eos_ids_device = torch.tensor(eos_ids, device=device) if eos_ids else None
 
     @property
@@ -150,14 +150,14 @@ class RaggedRows:
                 self._all_ends[origin] = end
 
     def view(self, column: int, valid: PerRow) -> torch.Tensor:
-        """Return `ids[:, :column]` as plain `generate` would pass them to processors and criteria.
+        """Return a copy of `ids[:, :column]`, as plain `generate` would pass them to processors and criteria.
 
         Rows with fewer than `column` valid ids are filled up as finished rows: an EOS unless they have finished, then
         pads.
         """
         shown = self.ids[:, :column]
         if min(valid.host) >= column:
-            return shown
+            return shown.clone()
         behind = self._columns[:column] - valid.device[:, None]
         filled = torch.where(behind >= 0, self.pad_id, shown)
         return torch.where((behind == 0) & ~self.done[:, None], self._eos_id, filled)

@@ -245,6 +245,50 @@ def test_processors_receive_what_plain_generate_passes(pair):
         assert last[row].tolist() == (plain[row].tolist() + [tiny.PAD] * NEW)[: last.shape[1]]
 
 
+class CommonPrefix(tf.LogitsProcessor):
+    """Adds the sum of the ids to one logit; keeps its input, and subtracts only the ids that have changed since."""
+
+    def __init__(self):
+        self.ids, self.sum = torch.zeros(0, dtype=torch.long), 0
+
+    def __call__(self, input_ids, scores):
+        new = input_ids[0]
+        shared = min(len(new), len(self.ids))
+        common = int((new[:shared] == self.ids[:shared]).long().cumprod(0).sum())
+        self.sum += int(new[common:].sum()) - int(self.ids[common:].sum())
+        self.ids = new
+        scores[:, 7 + self.sum % 11] += 3.0
+        return scores
+
+
+@pytest.mark.parametrize("eos_token_id", [None, 1])
+def test_a_processor_may_keep_its_input(pair, eos_token_id):
+    """Catches a prefix whose memory is overwritten by later draft tokens, and rows that are not contiguous."""
+    for seed in range(4):
+        inputs = tiny.ragged_batch(1, PROMPT, seed)
+        call = {"eos_token_id": eos_token_id, "pad_token_id": tiny.PAD}
+        plain = run(pair[0], inputs, **one(CommonPrefix()), **call)
+        assert torch.equal(relaxed(pair, inputs, **one(CommonPrefix()), **call).sequences, plain.sequences)
+
+    def contiguous(input_ids, scores):
+        assert input_ids.is_contiguous()
+        return scores
+
+    relaxed(pair, tiny.ragged_batch(3, PROMPT), **one(contiguous), eos_token_id=eos_token_id, pad_token_id=tiny.PAD)
+
+
+def test_a_processor_may_return_another_dtype(pair):
+    """Catches scores of float64 that are not converted, although plain `generate` supports them."""
+
+    class Double(Bias):
+        def __call__(self, input_ids, scores):
+            return super().__call__(input_ids, scores).double()
+
+    inputs = tiny.ragged_batch(4, PROMPT)
+    plain = run(pair[0], inputs, **one(Double(3)))
+    assert torch.equal(relaxed(pair, inputs, **one(Double(3))).sequences, plain.sequences)
+
+
 def known(numbers: list[int]) -> PerRow:
     return PerRow(numbers, torch.tensor(numbers))
 
