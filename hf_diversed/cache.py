@@ -169,7 +169,7 @@ class RaggedCache(Cache):
         """Append rows to keys and values, up to `count`. Columns so far are masked padding: copies of other rows."""
         for layer in self.layers:
             if layer.is_initialized and layer.keys is not None:
-                layer.keep(torch.arange(count) % len(layer.keys))
+                layer.keep(torch.arange(count, device=layer.keys.device) % len(layer.keys))
 
     def states(self) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
         """Return keys and values of every layer; None for layers without states."""

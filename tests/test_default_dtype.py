@@ -1,4 +1,4 @@
-"""Results do not depend on torch's default dtype: random numbers, probabilities and buffers name theirs."""
+"""Results do not depend on torch's default dtype and device: random numbers, probabilities and buffers name theirs."""
 
 import ast
 import traceback
@@ -15,7 +15,7 @@ import hf_diversed
 from hf_diversed.features import vocabulary_features
 from tests.engines.modes import STATIC
 from tests.generation.test_verifiers import NAMES, make
-from tests.tiny import generate
+from tests.tiny import SAMPLED, generate, ragged_batch
 from tests.verifier_cases import DISTRIBUTION_CASES, Probs, enumerate_emitted, make_block
 
 
@@ -118,6 +118,29 @@ def test_no_tensor_takes_the_default_dtype(pair, name, mode):
         with default_dtype(torch.bfloat16), flagging:
             generate(pair, **{"verifier": verifier, "output_token_records": True, **RETURNED, **settings}, **mode)
     assert flagging.lines == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"), [*((name, {}) for name in NAMES), *((name, STATIC) for name in ("lossless", "token-bounds"))]
+)
+def test_no_tensor_is_created_on_the_default_device(pair, name, mode):
+    """Catches tensors on the default device, such as a GPU, that are combined with those of models on another."""
+    verifier = make(name)
+    for settings in ({"do_sample": False}, {}, {"diversed_temperature": [0.0, 0.7, 1.0, 1.3]}, LOOKUP):
+        if verifier.greedy_only and settings.get("do_sample", True):
+            continue
+        if settings is LOOKUP and (verifier.needs_hidden_states is True or verifier.needs_draft_confidence):
+            continue
+        call = {**ragged_batch(), **SAMPLED, "assistant_model": pair[1], "verifier": verifier, **RETURNED}
+        call |= {"output_token_records": True, "return_dict_in_generate": True, **settings, **mode}
+        outputs = []
+        for device in ("cpu", "meta"):
+            torch.manual_seed(0)
+            with torch.device(device):
+                outputs.append(pair[0].generate(**call))
+        expected, found = outputs
+        assert torch.equal(found.sequences, expected.sequences)
+        assert torch.equal(found.token_records.source, expected.token_records.source)
 
 
 def test_token_features_do_not_take_the_default_dtype():

@@ -387,7 +387,7 @@ def row_temperatures(
     if given is None:
         return None
     numbers, prompts = read_numbers(given), len(input_ids) // (config.num_return_sequences or 1)
-    values = torch.tensor(numbers or [], dtype=torch.float32)
+    values = torch.tensor(numbers or [], dtype=torch.float32, device="cpu")
     if numbers is None or len(values) != prompts or not (values.isfinite() & (values >= 0.0)).all():
         raise ValueError(
             f"diversed_temperature must be finite numbers >= 0 (0 is greedy), one per prompt ({prompts}), got "

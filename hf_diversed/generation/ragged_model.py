@@ -262,7 +262,7 @@ def run_model(
     if logits_to_keep == "index" and is_slice and tokens.device.type == "cpu":
         # An index copies the kept states. With weights that do not require gradients, PyTorch multiplies each row of a
         # slice on its own, over 100 times slower in bfloat16.
-        extra["logits_to_keep"] = torch.arange(-keep, 0)
+        extra["logits_to_keep"] = torch.arange(-keep, 0, device=tokens.device)
     if hidden:
         extra["output_hidden_states"] = True
     outputs = model(

@@ -215,7 +215,8 @@ def sum_up(
         traced = [None if values is None else values.tolist() for values in measured]
         expected = [0.0] * len(entry.rows)
         if entry.accept_prob is not None:
-            expected = expected_accepted(entry.accept_prob.cpu(), torch.tensor(entry.drafted)).tolist()
+            drafted = torch.tensor(entry.drafted, device="cpu")
+            expected = expected_accepted(entry.accept_prob.cpu(), drafted).tolist()
         for row, origin in enumerate(entry.rows):
             counters = per_row[origin]
             verified = _count(counters, entry, row, ends[origin], expected[row])
@@ -230,24 +231,25 @@ def sum_up(
 def merge_records(rounds: list[RecordedRound], ends: list[int], prompt_length: int) -> TokenRecords:
     """Merge the records of all rounds into `[B, T]`, up to each row's end."""
     shape = (len(ends), max(ends) - prompt_length)
-    nan = torch.full(shape, float("nan"), dtype=torch.float32)
-    merged = {name: nan.clone() for name in ("weight", "p", "raw_p", "q", "tv", "bias", "log_prob", "strict_prob")}
-    merged["tokens"] = torch.zeros(shape, dtype=torch.long)
-    merged["source"] = torch.full(shape, -1, dtype=torch.int8)
-    merged["relaxed"] = torch.zeros(shape, dtype=torch.bool)
     inputs: dict[str, torch.Tensor] = {}
-    for entry in rounds:
-        assert entry.records is not None
-        starts, origins = torch.tensor(entry.starts), torch.tensor(entry.rows)
-        remaining = torch.tensor(ends)[origins] - starts
-        count = torch.minimum(torch.tensor(entry.accepted) + 1, remaining)
-        rows, positions = (torch.arange(entry.records.tokens.shape[1]) < count[:, None]).nonzero(as_tuple=True)
-        columns = starts[rows] - prompt_length + positions
-        for name, values in merged.items():
-            values[origins[rows], columns] = getattr(entry.records, name).cpu()[rows, positions].to(values.dtype)
-        for name, given in (entry.records.inputs or {}).items():
-            kept = inputs.setdefault(name, torch.zeros(*shape, *given.shape[2:], dtype=given.dtype))
-            kept[origins[rows], columns] = given.cpu()[rows, positions]
+    with torch.device("cpu"):  # the default device may be another
+        nan = torch.full(shape, float("nan"), dtype=torch.float32)
+        merged = {name: nan.clone() for name in ("weight", "p", "raw_p", "q", "tv", "bias", "log_prob", "strict_prob")}
+        merged["tokens"] = torch.zeros(shape, dtype=torch.long)
+        merged["source"] = torch.full(shape, -1, dtype=torch.int8)
+        merged["relaxed"] = torch.zeros(shape, dtype=torch.bool)
+        for entry in rounds:
+            assert entry.records is not None
+            starts, origins = torch.tensor(entry.starts), torch.tensor(entry.rows)
+            remaining = torch.tensor(ends)[origins] - starts
+            count = torch.minimum(torch.tensor(entry.accepted) + 1, remaining)
+            rows, positions = (torch.arange(entry.records.tokens.shape[1]) < count[:, None]).nonzero(as_tuple=True)
+            columns = starts[rows] - prompt_length + positions
+            for name, values in merged.items():
+                values[origins[rows], columns] = getattr(entry.records, name).cpu()[rows, positions].to(values.dtype)
+            for name, given in (entry.records.inputs or {}).items():
+                kept = inputs.setdefault(name, torch.zeros(*shape, *given.shape[2:], dtype=given.dtype))
+                kept[origins[rows], columns] = given.cpu()[rows, positions]
     return TokenRecords(**merged, inputs=inputs or None)
 
 
@@ -298,7 +300,7 @@ def describe_round(round: Round) -> TokenRecords:
     if draft is None or verdict is None:
         p = target.prob(round.next_token[:, None])
         nan = torch.full_like(p, float("nan"))
-        bonus = torch.full((batch_size, 1), _BONUS, dtype=torch.long)
+        bonus = torch.full((batch_size, 1), _BONUS, dtype=torch.long, device=p.device)
         relaxed = torch.zeros_like(bonus).bool()
         log_prob = _log_prob(round.next_token[:, None], torch.ones_like(relaxed), round)
         return TokenRecords(
