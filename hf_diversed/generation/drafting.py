@@ -83,10 +83,20 @@ def before_bans(
     """
     if not bans.processors:
         return counts
-    even = torch.zeros(*tokens.shape, vocab_size, dtype=torch.float32, device=tokens.device)
-    allowed = bans(rows, even, offset=0, counts=counts).gather(-1, tokens[..., None]).squeeze(-1)
-    kept = (allowed > torch.finfo(allowed.dtype).min).long().cumprod(dim=-1).sum(dim=-1)
-    kept = torch.minimum(kept, counts.device)
+    starts, kept = rows.lengths, torch.zeros_like(counts.device)
+    # Column by column, as processors must not receive prefixes with a token that they forbid.
+    for column in sorted({start + k for start, count in zip(starts.host, counts.host) for k in range(count)}):
+        steps = column - starts.device
+        is_next = (steps == kept) & (steps < counts.device)
+        if not bool(is_next.any()):
+            continue
+        valid = starts.device + kept
+        text = rows.drafted_view(column, PerRow(valid.tolist(), valid))
+        scores = torch.zeros(len(tokens), vocab_size, dtype=torch.float32, device=tokens.device)
+        for processor in bans.processors:
+            scores = processor(text, scores)
+        token = tokens.gather(1, steps.clamp(0, tokens.shape[1] - 1)[:, None])
+        kept += is_next & (scores.gather(1, token)[:, 0] > torch.finfo(scores.dtype).min)
     return PerRow(kept.tolist(), kept)
 
 

@@ -43,6 +43,25 @@ def lookup(target, verifier, inputs, **kwargs):
     return target.generate(**inputs, verifier=verifier, **given)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_processor_receives_no_prefix_that_it_forbids(target, rows):
+    """Catches copied tokens that are processed after a forbidden one, which a trie of texts does not contain."""
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 5, 6, 7]]).repeat(rows, 1)
+    texts = [[8, 20, 21, 22, EOS], [8, 9, 23, 24, EOS]]
+
+    def allowed(row, prefix):
+        new = prefix[ids.shape[1] :].tolist()
+        if EOS in new:
+            return [PAD]
+        return sorted({text[len(new)] for text in texts if text[: len(new)] == new and len(text) > len(new)})
+
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    call = {"prefix_allowed_tokens_fn": allowed, "max_new_tokens": 8, "do_sample": False}
+    out = lookup(target, "lossless", inputs, **call)
+    assert torch.equal(out.sequences, target.generate(**inputs, **call))
+    assert out.stats.num_accepted
+
+
 @pytest.mark.parametrize("ngram_size", [1, 3])
 def test_lossless_greedy_is_plain_generate(target, ngram_size):
     """Invariant 1. Catches wrong columns where rows have different numbers of draft tokens."""
