@@ -135,6 +135,10 @@ def check_model(model: PreTrainedModel, role: str) -> None:
     """`check_architecture`, and raise ValueError for models in a state that does not allow decoding."""
     check_architecture(model, role)
     name = type(model_facts.base_model(model)).__name__
+    if model.get_output_embeddings() is None:
+        raise ValueError(
+            f"the {role} {name} has no output embedding, so it predicts no tokens; load it with AutoModelForCausalLM."
+        )
     if model_facts.device(model) is None:
         raise ValueError(f"the {role} {name} has no weights (its device is meta); load it with from_pretrained.")
     if model_facts.recomputes_activations(model):

@@ -111,6 +111,7 @@ class Survival:
     """
 
     def __init__(self) -> None:
+        self._lock = RLock()  # calls in several threads share the statistics of a pair
         self._reached: list[float] = []
         self._kept: list[float] = []
 
@@ -124,24 +125,27 @@ class Survival:
 
         Draft tokens after an EOS cost time and are never accepted, so an EOS counts as a rejection of the next token.
         """
-        max_gamma = max(0, len(self._reached), *possible)
-        self._reached, self._kept = (
-            [count * _FORGET for count in counts] + [0.0] * (max_gamma - len(counts))
-            for counts in (self._reached, self._kept)
-        )
-        for accepted, most in zip(kept, possible):
-            for position in range(min(accepted + 1, most)):
-                self._reached[position] += 1.0
-            for position in range(accepted):
-                self._kept[position] += 1.0
+        with self._lock:
+            max_gamma = max(0, len(self._reached), *possible)
+            self._reached, self._kept = (
+                [count * _FORGET for count in counts] + [0.0] * (max_gamma - len(counts))
+                for counts in (self._reached, self._kept)
+            )
+            for accepted, most in zip(kept, possible):
+                for position in range(min(accepted + 1, most)):
+                    self._reached[position] += 1.0
+                for position in range(accepted):
+                    self._kept[position] += 1.0
 
     def curve(self, max_gamma: int) -> list[float]:
         """Return the probability that the first n draft tokens are all accepted, n = 1..`max_gamma`."""
-        rate = (sum(self._kept) + _PRIOR_DRAFTS * _PRIOR_RATE) / (sum(self._reached) + _PRIOR_DRAFTS)
+        with self._lock:
+            all_reached, all_kept = list(self._reached), list(self._kept)
+        rate = (sum(all_kept) + _PRIOR_DRAFTS * _PRIOR_RATE) / (sum(all_reached) + _PRIOR_DRAFTS)
         alive, curve = 1.0, []
         for position in range(max_gamma):
-            seen = position < len(self._reached)
-            reached, kept = (self._reached[position], self._kept[position]) if seen else (0.0, 0.0)
+            seen = position < len(all_reached)
+            reached, kept = (all_reached[position], all_kept[position]) if seen else (0.0, 0.0)
             alive *= (kept + _POOLED_DRAFTS * rate) / (reached + _POOLED_DRAFTS)
             curve.append(alive)
         return curve

@@ -209,6 +209,7 @@ REFUSED = [
     *as_target_and_draft(gpt_neo, "GPTNeoForCausalLM; window; batch size must be 1, got 2"),
     *as_target_and_draft(recomputing, "gradient checkpointing; model.eval()"),
     *as_target_and_draft(without_weights, "meta; from_pretrained"),
+    refused(lambda: generate(assistant_model=tiny.tiny_model("llama").model)(), "draft; LlamaModel; output embedding"),
     refused(generate(assistant_model="org/draft"), "draft; str; from_pretrained", error=TypeError),
     refused(generate(assistant_model=torch.nn.Linear(2, 2)), "draft; Linear", error=TypeError),
     refused(generate(), "target; sharded; ZeRO-3; gather", patch="is_deepspeed_zero3_enabled"),
