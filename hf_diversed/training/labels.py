@@ -2,11 +2,11 @@
 
 Completions are drawn by lossless speculative decoding. At some of its rejections, the text with the rejected draft
 token (*kept*) and the text with the residual token (*replaced*) are each continued several times by the target and
-scored. These continuations are lossless too: their draft tokens are copied from the completion, with which many
-branches agree again after a few tokens. A score compares with the record's reference, or with the completion itself
-(`LabelSettings.agreement`). At temperature 0, the continuation of the replaced branch is the completion itself. The
-label is the mean score of the replaced branch minus that of the kept branch: the first-order cost of keeping the
-token, since the rest of the text follows the target. Interactions between kept tokens are not included.
+scored. The branches share the completion's keys and values. A score compares with the record's reference, or with the
+completion itself (`LabelSettings.agreement`). At temperature 0, the continuation of the replaced branch is the
+completion itself. The label is the mean score of the replaced branch minus that of the kept branch: the first-order
+cost of keeping the token, since the rest of the text follows the target. Interactions between kept tokens are not
+included.
 
 Each draft token x is rejected with probability max(0, 1 - p/q), so x has the distribution max(q - p, 0) / TV(p, q):
 these are the tokens on which a relaxed verifier and the lossless one differ. The mean of the labels is therefore the
@@ -24,11 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.generation.candidate_generator import CandidateGenerator
+import torch.nn.functional as F
+from transformers import DynamicCache
 
+from hf_diversed import _compat, model_facts
 from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.files import append_lines, differences, drop_torn_line, read_lines
-from hf_diversed.formatting import LOSSLESS, duration
+from hf_diversed.formatting import PLAIN, duration
 from hf_diversed.harness.decode import Decoder, notify, with_progress
 from hf_diversed.harness.methods import Method
 from hf_diversed.harness.pair import Pair
@@ -38,7 +40,7 @@ from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import SOURCES
 from hf_diversed.provenance import data_digest, model_digest, provenance
 from hf_diversed.tasks import Record, Task
-from hf_diversed.verifiers import DiversedVerifier, LosslessVerifier
+from hf_diversed.verifiers import DiversedVerifier
 from hf_diversed.verifiers.mixture import Weights
 
 
@@ -54,7 +56,6 @@ ABOUT_PAIR = (
     "assistant_model_name_or_path",
 )
 _DRAFTED = "drafted"
-_COPIED = 8  # draft tokens per round of a continuation
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ class LabelRun:
         kind = {"features": "distribution", "token_features": True, "lookahead": settings.lookahead}
         self.config = DiversedHeadConfig.for_pair(pair.target, pair.draft, **kind, target_after=pair.draft is not None)
         self.recorder = Method("labels", LabelVerifier(DiversedHead(self.config)))
-        self.lossless = Method(LOSSLESS, LosslessVerifier())
+        self.target_alone = Method(PLAIN)
         self.estimated = False
 
     def describe(self) -> dict[str, Any]:
@@ -264,22 +265,28 @@ class LabelRun:
         longest, size = self.sampling.max_new_tokens, self.sampling.batch_size
         texts = list(texts)
         unfinished = [index for index, ids in enumerate(texts) if not self._ended(ids)]
+        shares_cache = not model_facts.recurrent_states(self.pair.target)
         for part in range(0, len(unfinished), size):
-            chosen = unfinished[part : part + size]
-            own = [(prompts[owners[index]], completions[owners[index]]) for index in chosen]
-            drawn = self.decoder(
-                self.lossless,
-                [prompt + texts[index] for index, (prompt, _) in zip(chosen, own)],
-                seed + part,
-                max_new_tokens=max(longest - len(texts[index]) for index in chosen),
-                assistant_model=None,
-                prompt_lookup_num_tokens=None,
-                num_assistant_tokens=_COPIED,
-                candidate_generator=[CompletionCandidates(completion, len(prompt)) for prompt, completion in own],
-            )
+            chosen = unfinished[part : part + size]  # branches of few completions, as they are ordered by owner
+            starts = [prompts[owners[index]] + texts[index] for index in chosen]
+            kwargs: dict[str, Any] = {"max_new_tokens": max(longest - len(texts[index]) for index in chosen)}
+            if shares_cache:
+                whole = {row: self._key_values(prompts[row] + completions[row]) for row in {owners[i] for i in chosen}}
+                kwargs[_compat.CACHE_ARGUMENT] = joined_cache(
+                    [whole[owners[i]] for i in chosen], list(map(len, starts))
+                )
+            drawn = self.decoder(self.target_alone, starts, seed + part, **kwargs)
             for index, ids in zip(chosen, drawn.tokens):
                 texts[index] = (texts[index] + ids)[:longest]
         return texts
+
+    @torch.no_grad()
+    def _key_values(self, ids: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the target's keys and values of a text, `[1, H, S, D]` per layer."""
+        cache, target = DynamicCache(), self.pair.target
+        few_logits = {} if model_facts.logits_to_keep(target) == "all" else {"logits_to_keep": 1}
+        target(torch.tensor([ids], device=target.device), **{_compat.CACHE_ARGUMENT: cache}, **few_logits)
+        return [(layer.keys, layer.values) for layer in cache.layers]
 
     def _scores(
         self, texts: list[list[int]], owners: list[int], completions: list[list[int]], records: list[Record]
@@ -300,32 +307,20 @@ class LabelRun:
         return any(stop in text for stop in self.decoder.stop_strings)
 
 
-class CompletionCandidates(CandidateGenerator):
-    """Drafts what follows the last tokens of the text in a completion of the same prompt.
+def joined_cache(states: Sequence[list[tuple[torch.Tensor, torch.Tensor]]], lengths: Sequence[int]) -> DynamicCache:
+    """Return a left-padded cache of the first `lengths[b] - 1` positions of each row's keys and values.
 
-    Where the last three or two tokens occur in the completion, the nearest place to the expected one is used.
-
-    Args:
-        completion: ids. prompt_length: number of ids of the prompt.
+    The last token of each text is left for the forward pass that continues it.
     """
+    cache, width = DynamicCache(), max(lengths) - 1
 
-    def __init__(self, completion: list[int], prompt_length: int):
-        self.completion = completion
-        self._shift = prompt_length  # from a place in the completion to that in the text
+    def rows(layer: int, part: int) -> torch.Tensor:
+        prefixes = [row[layer][part][:, :, : length - 1] for row, length in zip(states, lengths)]
+        return torch.cat([F.pad(prefix, (0, 0, width - prefix.shape[2], 0)) for prefix in prefixes])
 
-    def get_candidates(self, input_ids: torch.Tensor, **kwargs: Any) -> tuple[torch.Tensor, None]:
-        text, whole = input_ids[0].tolist(), self.completion
-        expected = len(text) - self._shift
-        places = [
-            [end for end in range(size, len(whole)) if whole[end - size : end] == text[-size:]] for size in (3, 2)
-        ]
-        found = places[0] or places[1] or [expected]
-        place = min(found, key=lambda end: abs(end - expected))
-        self._shift = len(text) - place
-        return torch.cat([input_ids, input_ids.new_tensor([whole[place : place + _COPIED]])], dim=1), None
-
-    def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
-        """Do nothing: the text determines the candidates."""
+    for layer in range(len(states[0])):
+        cache.update(rows(layer, 0), rows(layer, 1), layer)
+    return cache
 
 
 def cut(text: str, stop_strings: Sequence[str]) -> str:

@@ -6,19 +6,13 @@ import json
 import pytest
 import torch
 
+from hf_diversed import _compat
 from hf_diversed.features import distribution_features, drafted_token_features
 from hf_diversed.harness.pair import Pair
+from hf_diversed.harness.prompts import left_padded
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.tasks import Task
-from hf_diversed.training.labels import (
-    CompletionCandidates,
-    LabelRun,
-    Labels,
-    LabelSettings,
-    cut,
-    load_labels,
-    make_labels,
-)
+from hf_diversed.training.labels import LabelRun, Labels, LabelSettings, cut, joined_cache, load_labels, make_labels
 from tests.training import runs
 
 
@@ -122,24 +116,22 @@ def test_branches_are_those_of_plain_greedy_decoding(pair, tmp_path):
         assert labels.cost[index] == pytest.approx(scores[1] - scores[0])
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ([5, 9], [7, 8, 5, 6, 1]),  # another token
-        ([5, 6, 9, 7, 8], [5, 6, 1]),  # one more
-        ([5, 6, 7, 5, 6], [1]),  # one less
-        ([5, 6], [7, 8, 5, 6, 1]),  # the nearest of two places
-        ([5, 6, 7, 8, 5, 6, 1], []),
-    ],
-)
-def test_draft_tokens_of_a_branch_follow_the_completion(text, expected):
-    """Catches draft tokens of another place, where a branch has a token more or less than the completion."""
-    candidates = CompletionCandidates([5, 6, 7, 8, 5, 6, 1], prompt_length=2)
-    for length in range(1, len(text) + 1):
-        ids = torch.tensor([[3, 3, *text[:length]]])
-        found, logits = candidates.get_candidates(ids)
-    assert found[0].tolist() == [3, 3, *text, *expected]
-    assert logits is None
+def test_branches_share_a_cache(pair):
+    """Catches keys and values of another text or position, and padding that is read."""
+    run = LabelRun(pair, Letters(), sampling(), LabelSettings())
+    prompts = [list(ids) for ids in pair.tokenizer(PROMPTS)["input_ids"]]
+    chosen, completions = run.rejections(prompts, seed=0)
+    lengths = [len(prompts[one["row"]]) + one["position"] + 1 for one in chosen]
+    assert len(set(lengths)) > 2
+    cache = joined_cache([run._key_values(prompts[one["row"]] + completions[one["row"]]) for one in chosen], lengths)
+    texts = [(prompts[one["row"]] + completions[one["row"]])[:length] for one, length in zip(chosen, lengths)]
+    inputs = left_padded(texts, pair.tokenizer.pad_token_id, "cpu")
+    settings = {"max_new_tokens": 4, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    plain = pair.target.generate(**inputs, **settings)
+    shared = pair.target.generate(**inputs, **settings, **{_compat.CACHE_ARGUMENT: cache})
+    assert torch.equal(plain.sequences, shared.sequences)
+    for expected, logits in zip(plain.logits, shared.logits):
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_agreement_needs_no_reference(pair, tmp_path):
