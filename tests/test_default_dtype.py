@@ -27,6 +27,19 @@ RETURNED = {"max_new_tokens": 4, "output_scores": True, "output_logits": True}
 LOOKUP = {"assistant_model": None, "prompt_lookup_num_tokens": 3, "no_repeat_ngram_size": 3}
 
 
+every_verifier = pytest.mark.parametrize(
+    ("name", "mode"), [*((name, {}) for name in NAMES), *((name, STATIC) for name in ("lossless", "token-bounds"))]
+)
+
+
+def supported(verifier) -> Iterator[dict]:
+    """Yield settings of calls that the verifier supports: greedy, sampled, a temperature per row, prompt lookup."""
+    for settings in ({"do_sample": False}, {}, {"diversed_temperature": [0.0, 0.7, 1.0, 1.3]}, LOOKUP):
+        needs_model = verifier.needs_hidden_states is True or verifier.needs_draft_confidence
+        if not (verifier.greedy_only and settings.get("do_sample", True)) and not (settings is LOOKUP and needs_model):
+            yield settings
+
+
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
@@ -104,33 +117,21 @@ def test_a_seed_gives_the_same_text(pair, mode, dtype, num_prompts):
     assert first.stats == second.stats
 
 
-@pytest.mark.parametrize(
-    ("name", "mode"), [*((name, {}) for name in NAMES), *((name, STATIC) for name in ("lossless", "token-bounds"))]
-)
+@every_verifier
 def test_no_tensor_takes_the_default_dtype(pair, name, mode):
     """Catches all other ways to the default dtype: lists of floats, and integers or booleans combined with floats."""
     verifier, flagging = make(name), Flagging()
-    for settings in ({"do_sample": False}, {}, {"diversed_temperature": [0.0, 0.7, 1.0, 1.3]}, LOOKUP):
-        if verifier.greedy_only and settings.get("do_sample", True):
-            continue
-        if settings is LOOKUP and (verifier.needs_hidden_states is True or verifier.needs_draft_confidence):
-            continue
+    for settings in supported(verifier):
         with default_dtype(torch.bfloat16), flagging:
             generate(pair, **{"verifier": verifier, "output_token_records": True, **RETURNED, **settings}, **mode)
     assert flagging.lines == set()
 
 
-@pytest.mark.parametrize(
-    ("name", "mode"), [*((name, {}) for name in NAMES), *((name, STATIC) for name in ("lossless", "token-bounds"))]
-)
+@every_verifier
 def test_no_tensor_is_created_on_the_default_device(pair, name, mode):
     """Catches tensors on the default device, such as a GPU, that are combined with those of models on another."""
     verifier = make(name)
-    for settings in ({"do_sample": False}, {}, {"diversed_temperature": [0.0, 0.7, 1.0, 1.3]}, LOOKUP):
-        if verifier.greedy_only and settings.get("do_sample", True):
-            continue
-        if settings is LOOKUP and (verifier.needs_hidden_states is True or verifier.needs_draft_confidence):
-            continue
+    for settings in supported(verifier):
         call = {**ragged_batch(), **SAMPLED, "assistant_model": pair[1], "verifier": verifier, **RETURNED}
         call |= {"output_token_records": True, "return_dict_in_generate": True, **settings, **mode}
         outputs = []

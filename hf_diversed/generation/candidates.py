@@ -88,7 +88,7 @@ def check_source(source: str, request: Request) -> None:
     count, reads_target = len(request.input_ids), any(each.requires_model_outputs for each in own)
     if source == OWN and not reads_target:
         if len(own) != count:
-            raise ValueError(f"{source} must be a list of one generator per row, {count} here, got {len(own)}.")
+            raise ValueError(f"{source} must have one generator per row: pass a list of {count}, got {len(own)}.")
     else:
         if count > 1:
             raise ValueError(

@@ -83,21 +83,21 @@ def before_bans(
     """
     if not bans.processors:
         return counts
-    starts, kept = rows.lengths, torch.zeros_like(counts.device)
+    starts, kept = rows.lengths, [0] * len(tokens)
     # Column by column, as processors must not receive prefixes with a token that they forbid.
     for column in sorted({start + k for start, count in zip(starts.host, counts.host) for k in range(count)}):
-        steps = column - starts.device
-        is_next = (steps == kept) & (steps < counts.device)
-        if not bool(is_next.any()):
+        valid = [start + number for start, number in zip(starts.host, kept)]
+        is_next = [end == column and number < count for end, number, count in zip(valid, kept, counts.host)]
+        if not any(is_next):
             continue
-        valid = starts.device + kept
-        text = rows.drafted_view(column, PerRow(valid.tolist(), valid))
+        text = rows.drafted_view(column, PerRow(valid, torch.tensor(valid, device=tokens.device)))
         scores = torch.zeros(len(tokens), vocab_size, dtype=torch.float32, device=tokens.device)
         for processor in bans.processors:
             scores = processor(text, scores)
-        token = tokens.gather(1, steps.clamp(0, tokens.shape[1] - 1)[:, None])
-        kept += is_next & (scores.gather(1, token)[:, 0] > torch.finfo(scores.dtype).min)
-    return PerRow(kept.tolist(), kept)
+        steps = (column - starts.device).clamp(0, tokens.shape[1] - 1)
+        fits = scores.gather(1, tokens.gather(1, steps[:, None]))[:, 0] > torch.finfo(scores.dtype).min
+        kept = [number + (new and fit) for number, new, fit in zip(kept, is_next, fits.tolist())]
+    return PerRow(kept, torch.tensor(kept, device=tokens.device))
 
 
 class DiversedCandidateGenerator(CandidateGenerator):

@@ -31,19 +31,11 @@ def accepted_share(decisions: Decisions) -> torch.Tensor:
     return 1.0 - decisions.mean((~decisions.accepted).to(decisions.tv.dtype))
 
 
-def center(rewards: torch.Tensor) -> torch.Tensor:
-    """Return advantages over the mean reward: `[B]`. Pass the rewards of the global batch, not of one device.
-
-    Each reward is included in the baseline, which scales the expected gradient by 1 - 1/B.
-    """
-    return rewards - rewards.mean()
-
-
 def leave_one_out(rewards: torch.Tensor, valid: torch.Tensor, group_size: int) -> torch.Tensor:
     """Return advantages over the mean of the group's other valid rewards (RLOO, arXiv 2402.14740): `[B]`.
 
-    Invalid rewards, and those without another valid reward in their group, have advantage 0. Unlike in `center`, a
-    reward is not part of its own baseline, and differences between prompts add no variance.
+    Invalid rewards, and those without another valid reward in their group, have advantage 0. Differences between
+    prompts add no variance.
 
     Args:
         rewards: float `[B]`, in consecutive groups of `group_size`.
@@ -113,7 +105,7 @@ def policy_terms(
     Args:
         logit: float `[M]`, the head's current output.
         old_logit: float `[M]`, the head's output when the rollouts were drawn.
-        advantage: float `[B]`, one per rollout; see `center`.
+        advantage: float `[B]`, one per rollout: the reward minus a baseline.
         clip_range: PPO's epsilon. A decision whose ratio has left 1 +- clip_range in the direction of the advantage
             has no gradient; None disables clipping.
     """

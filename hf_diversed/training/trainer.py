@@ -28,7 +28,7 @@ from hf_diversed.training.arguments import DiversedConfig, own_settings
 from hf_diversed.training.checkpoints import AtomicCheckpoints, Rescue, resume_point
 from hf_diversed.training.constraint import ConstraintCallback
 from hf_diversed.training.loading import fresh_head, load_frozen, load_tokenizer, set_initial_prediction
-from hf_diversed.training.objective import center, diversed_loss, leave_one_out
+from hf_diversed.training.objective import diversed_loss, leave_one_out
 from hf_diversed.training.prompts import RolloutOrder, check_context
 from hf_diversed.training.references import ReferenceRewards
 from hf_diversed.training.rollout import RecordingVerifier, Sampler
@@ -251,7 +251,7 @@ class DiversedTrainer(AtomicCheckpoints):
         if self.args.baseline == "prompt":
             return leave_one_out(values, valid, self.args.num_generations)
         advantage = torch.zeros_like(values)
-        advantage[valid] = center(values[valid])
+        advantage[valid] = values[valid] - values[valid].mean()
         return advantage
 
     def _standardize(self, inputs: dict[str, torch.Tensor]) -> None:

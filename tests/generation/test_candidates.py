@@ -364,8 +364,8 @@ def refusal(source, match, error=ValueError, **call):
 @pytest.mark.parametrize(
     ("source", "call", "match", "error"),
     [
-        refusal("own", "one generator per row, 2 here, got 1", inputs=prompt().repeat(2, 1)),
-        refusal("own", "one generator per row, 1 here, got 0", candidate_generator=[]),
+        refusal("own", "one generator per row: pass a list of 2, got 1", inputs=prompt().repeat(2, 1)),
+        refusal("own", "one generator per row: pass a list of 1, got 0", candidate_generator=[]),
         refusal("own_from_states", "batch size must be 1, got 2", inputs=prompt().repeat(2, 1)),
         refusal("mtp:mellum", "batch size must be 1, got 2", inputs=prompt().repeat(2, 1)),
         refusal("other_tokenizer", "another tokenizer.* must be 1, got 2", inputs=prompt().repeat(2, 1)),

@@ -11,7 +11,6 @@ import torch
 from hf_diversed.sampling import acceptance
 from hf_diversed.training.objective import (
     accepted_share,
-    center,
     diversed_loss,
     expected_acceptance,
     leave_one_out,
@@ -372,12 +371,6 @@ def test_leave_one_out():
     torch.testing.assert_close(found, torch.tensor(expected), rtol=0.0, atol=1e-6)
     two = leave_one_out(torch.tensor([3.0, float("nan"), 1.0]), torch.tensor([True, False, True]), 3)
     assert two.tolist() == [2.0, 0.0, -2.0]
-
-
-def test_center():
-    """Catches a division by the spread of the rewards."""
-    rewards = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0])
-    torch.testing.assert_close(center(rewards), torch.tensor([0.4, -0.6, -0.6, 0.4, 0.4]))
 
 
 def check_finite(score, rows, clip_range: float | None, gain: float) -> None:
