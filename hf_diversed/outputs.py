@@ -274,7 +274,7 @@ class TokenRecords:
         if self.log_prob[emitted].isnan().any():
             raise ValueError(
                 "importance weights need a verifier with an emitted distribution, but `log_prob` is NaN; use "
-                "lossless, a mixture, a cascade, fuzzy, contrastive or block."
+                "lossless, static, diversed, spec_cascade, fuzzy, contrastive or block."
             )
         return (self.log_prob_target - self.log_prob).masked_fill(~emitted, 0.0).sum(1).exp()
 

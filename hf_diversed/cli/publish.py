@@ -22,7 +22,7 @@ from hf_diversed.hub.records import EVALUATION, HeadRecords
 def push(options: PushOptions) -> None:
     """Publish a head; or write its card, or show what it is."""
     if options.card_only and options.info:
-        raise ValueError("--card-only and --info are mutually exclusive.")
+        raise ValueError("--card-only and --info are mutually exclusive; pass only one of them.")
     if options.info:
         _info(options)
         return

@@ -80,8 +80,10 @@ def calibrate(
         ValueError: for values out of range, and as in `evaluate`.
     """
     check_shares(max_quality_drop, confidence)
-    if settings.num_assistant_tokens is None or settings.world_size > 1:
-        raise ValueError("a calibration needs settings with `num_assistant_tokens`, and runs in one process.")
+    if settings.num_assistant_tokens is None:
+        raise ValueError("`num_assistant_tokens` must be set for a calibration, got None.")
+    if settings.world_size > 1:
+        raise ValueError(f"`world_size` must be 1 for a calibration, got {settings.world_size}; use one process.")
     if pair.draft is None:
         raise ValueError("a calibration needs a draft model: it does not support prompt lookup.")
     if list(strictnesses) != sorted(set(strictnesses), reverse=True):

@@ -107,7 +107,7 @@ def save_quality(records: Sequence[Record], path: Path) -> list[Path]:
     check_format(path)
     curves = [curve for curve in to_curves(records, path.stem) if curve.families]
     if not curves:
-        raise ValueError("there is nothing to draw: no method verified draft tokens.")
+        raise ValueError("there is nothing to draw: no method verified draft tokens; evaluate one, such as lossless.")
     path.parent.mkdir(parents=True, exist_ok=True)
     written = []
     for curve in curves:

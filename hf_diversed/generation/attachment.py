@@ -119,7 +119,8 @@ def attach(
         raise TypeError(f"attach got unknown settings {sorted(unknown)}; allowed are {[*ARGUMENTS.values()]}.")
     options = Options(diversed_head, verifier, **settings)
     if (diversed_head is None) == (verifier is None):
-        raise ValueError("attach needs exactly one of diversed_head= and verifier=.")
+        given = "none" if verifier is None else "both"
+        raise ValueError(f"attach needs exactly one of diversed_head= and verifier=, got {given}.")
     for candidate, role in ((model, "target"), (assistant_model, "draft")):
         checks.check_model(candidate, role)
     check_method(diversed_head, None)

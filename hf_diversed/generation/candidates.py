@@ -78,7 +78,9 @@ def check_source(source: str, request: Request) -> None:
     if source == OTHER_TOKENIZER and assistant is not None:
         checks.check_model(assistant, "draft")
         if model_facts.recurrent_states(assistant):
-            raise ValueError(f"{source} must not have recurrent states, got {type(assistant).__name__}; use another.")
+            raise ValueError(
+                f"{source} must not have recurrent states, got {type(assistant).__name__}; use another draft model."
+            )
     needed = _FIRST_TESTED.get(source, (0,))
     if needed > _compat.RELEASE:
         raise ValueError(

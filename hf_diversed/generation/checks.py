@@ -24,6 +24,7 @@ _TEXT_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
 _TEXT_INPUTS |= {"output_attentions", "output_hidden_states"}
 # Larger differences of vocabulary sizes (this, and 1%) are not padding, but different tokenizers.
 _LARGEST_PADDING = 512
+TOKEN_HEALING = "token_healing is not supported with a verifier; call model.heal_tokens(input_ids, tokenizer) first."
 # Tokenizers and multimodal processors also return these for plain text; all zeros means text only.
 TEXT_MARKERS = {"token_type_ids", "mm_token_type_ids"}
 _VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
@@ -225,9 +226,11 @@ def check_config(config: GenerationConfig) -> None:
     if (config.num_beams or 1) > 1:
         raise ValueError(f"num_beams must be 1 with a verifier, got {config.num_beams}; beam search is not supported.")
     if config.use_cache is False:
-        raise ValueError("use_cache must be True: speculative decoding needs the cache of the prefix.")
+        raise ValueError(
+            "use_cache must be True with a verifier, got False; remove it. Decoding needs the cache of the prefix."
+        )
     modes = {
-        "assistant_ensemble_weight": "pass verifier=StaticEnsembleVerifier(weight) instead",
+        "assistant_ensemble_weight": f'pass verifier="static:{config.assistant_ensemble_weight}" instead',
         "penalty_alpha": "contrastive search is another decoding method; remove it or the verifier",
         "dola_layers": "DoLa is another decoding method; remove it or the verifier",
         "force_words_ids": "constrained beam search is another decoding method; remove it or the verifier",
@@ -238,7 +241,7 @@ def check_config(config: GenerationConfig) -> None:
         if value not in (None, False):
             raise ValueError(f"{name}={value!r} cannot be combined with a verifier: {advice}.")
     if config.token_healing:
-        raise ValueError("token_healing is not supported with a verifier; heal the prompt before the call.")
+        raise ValueError(TOKEN_HEALING)
     for name in ("output_attentions", "output_hidden_states"):
         if getattr(config, name) and config.return_dict_in_generate:
             raise ValueError(f"{name}=True is not supported with a verifier; run the model on the returned sequences.")

@@ -28,7 +28,12 @@ def dispatch(original, stock: inspect.Signature, model: PreTrainedModel, args: t
         if isinstance(kwargs.get("custom_generate"), str):  # a script of the Hub may add the verifier
             return original(model, *args, **kwargs, **options.given())
         if given := [name for name, value in options.given().items() if value is not False]:
-            raise ValueError(f"{', '.join(given)} requires a verifier: pass diversed_head= or verifier= as well.")
+            needed = (
+                "a head: pass diversed_head="
+                if options.head_settings()
+                else "a verifier: pass diversed_head= or verifier="
+            )
+            raise ValueError(f"{', '.join(given)} requires {needed} as well.")
         return original(model, *args, **kwargs)
     signature = inspect.signature(original)
     if "assistant_model" not in signature.parameters:  # wrapped with *args and **kwargs
@@ -83,7 +88,7 @@ def _refuse_modes_of_upstream(arguments: Arguments) -> None:
         )
     checks.check_architecture(model, "target")  # the encoder of an encoder-decoder model would run
     if arguments.setting("token_healing"):
-        raise ValueError("token_healing is not supported with a verifier; heal the prompt before the call.")
+        raise ValueError(checks.TOKEN_HEALING)
     checks.check_cache_implementation(arguments.setting("cache_implementation"))
     if arguments.setting("assistant_early_exit") is not None:
         checks.check_early_exit(model)

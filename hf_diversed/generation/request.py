@@ -146,7 +146,7 @@ def _first_settings(sources: list[Callable[[str], Any]]) -> dict[str, Any]:
 
 
 def is_set(value: object) -> bool:
-    """Return whether a setting selects anything: 0 does, and is refused later; None and False do not."""
+    """Return whether a setting is given. None and False are not; 0 is, and a later check raises an error."""
     return value is not None and value is not False
 
 
@@ -210,7 +210,8 @@ def resolve_verifier(
     if given:
         raise ValueError(
             f"{' and '.join(ARGUMENTS[name] for name in given)} can only be used with a head: pass "
-            f"diversed_head=, or build DiversedVerifier(head, {next(iter(given))}=...) yourself."
+            "diversed_head=. Bounds of a fixed weight are in its name: "
+            'verifier="static:weight:max_bias:bias_budget:max_ratio".'
         )
     if isinstance(verifier, str):
         return build_verifier(verifier)

@@ -27,7 +27,7 @@ class CodeTask(Task):
 
     def __init__(self, allow_code_execution: bool = False, unsafe_code_execution: bool = False):
         if unsafe_code_execution and not allow_code_execution:
-            raise ValueError("`unsafe_code_execution` needs `allow_code_execution`, which allows running code at all.")
+            raise ValueError("unsafe_code_execution=True also requires allow_code_execution=True, got False.")
         self.allow_code_execution = allow_code_execution
         self.unsafe_code_execution = unsafe_code_execution
 

@@ -86,7 +86,8 @@ class LabelSettings:
         """Raise ValueError if the target's answer, with which branches are compared, would be a random one."""
         if self.agreement and temperature > 0:
             raise ValueError(
-                f"agreement requires temperature 0, where the target's answer is fixed, got {temperature:g}."
+                f"agreement requires temperature 0, where the target's answer is fixed, got {temperature:g}; pass "
+                "--temperature 0."
             )
 
 

@@ -66,7 +66,12 @@ def build_verifier(spec: str) -> Verifier:
             f"verifier {spec!r} needs a head: pass diversed_head= instead, a DiversedHead, a folder or a Hub id; "
             "diversed_strictness= sets its strictness."
         )
-    if name not in VERIFIERS or parsed.compiled:
+    if parsed.compiled:
+        raise ValueError(
+            f"verifier {spec!r} must not start with 'compiled:', which is for methods of `hf-diversed evaluate`; pass "
+            'cache_implementation="static" to generate instead.'
+        )
+    if name not in VERIFIERS:
         if (written := _in_our_form(spec)) is not None:
             raise ValueError(f"verifier {spec!r} must be written as {written!r}.")
         raise ValueError(
@@ -77,18 +82,17 @@ def build_verifier(spec: str) -> Verifier:
             return VERIFIERS[name](*[build_verifier(str(parsed.parameters))])
         return VERIFIERS[name](*values)
     except TypeError as error:
-        reason = f" ({error})" if values else ""
-        raise ValueError(f"verifier {spec!r} {_usage(name, bool(values))}{reason}.") from error
+        raise ValueError(f"verifier {spec!r} {_usage(name, len(values))}.") from error
 
 
-def _usage(name: str, has_values: bool) -> str:
+def _usage(name: str, num_values: int) -> str:
     example = next((spec for spec in EXAMPLES if MethodName.parse(spec).name == name), None)
     if example is None:
         return f"cannot be built from text: build {VERIFIERS[name].__name__} in Python and pass the instance"
     parameters = inspect.signature(VERIFIERS[name]).parameters.values()
     form = "".join(f":{item.name}" if item.default is item.empty else f"[:{item.name}]" for item in parameters)
     shown = f" (the form is {name}{form})" if len(parameters) > 1 else ""
-    problem = "has wrong parameters; write" if has_values else "needs a value,"
+    problem = f"has the wrong number of parameters, {num_values}; write" if num_values else "needs a value,"
     return f"{problem} for example {example}{shown}"
 
 

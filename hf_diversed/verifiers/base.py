@@ -287,12 +287,17 @@ def read_numbers(given: object) -> list[float] | None:
     return [values] if isinstance(values, Real) and not isinstance(values, bool) else None  # type: ignore[list-item]
 
 
-def check_range(name: str, value: float, low: float, high: float, advice: str = "") -> float:
-    """Return `value` as a float. Raises ValueError, with `advice` at the end, if it is not in [low, high]."""
-    if (
-        (numbers := read_numbers(value)) is None or len(numbers) != 1 or not low <= numbers[0] <= high
-    ):  # NaN is refused
-        raise ValueError(f"`{name}` must lie in [{low:g}, {high:g}], got {value!r:.200}. {advice}".rstrip())
+def check_range(
+    name: str, value: float, low: float, high: float, advice: str = "", excluded: float | None = None
+) -> float:
+    """Return `value` as a float. Raises ValueError, with `advice` at the end, if it is not in [low, high].
+
+    `excluded` is `low` or `high` if that bound is not allowed.
+    """
+    numbers = read_numbers(value)
+    if numbers is None or len(numbers) != 1 or not low <= numbers[0] <= high or numbers[0] == excluded:  # also NaN
+        interval = f"{'(' if excluded == low else '['}{low:g}, {high:g}{')' if excluded == high else ']'}"
+        raise ValueError(f"`{name}` must lie in {interval}, got {value!r:.200}. {advice}".rstrip())
     return float(numbers[0])
 
 

@@ -34,7 +34,7 @@ class BlockVerifier(CompositeVerifier):
         if not self.verifier.has_emitted_probs:
             raise ValueError(
                 f"block verification needs a verifier with an emitted distribution, got {self.verifier!r}; "
-                "use lossless, a mixture, a cascade, fuzzy or contrastive."
+                "use lossless, static, diversed, spec_cascade, fuzzy or contrastive."
             )
         self.state_width = self.verifier.state_width
 

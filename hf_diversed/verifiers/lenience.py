@@ -22,10 +22,8 @@ class LenientVerifier(Verifier):
     needs_input_ids = False
 
     def __init__(self, lenience: float):
-        advice = "It must be above 0; 1 is lossless, smaller accepts more."
-        self.lenience = check_range("lenience", lenience, 0.0, 1.0, advice)
-        if self.lenience == 0.0:
-            raise ValueError(f"`lenience` must lie in (0, 1], got {lenience!r}. {advice}")
+        advice = "1 is lossless, smaller accepts more."
+        self.lenience = check_range("lenience", lenience, 0.0, 1.0, advice, excluded=0.0)
 
     def is_lossless(self, sampled: bool) -> bool:
         return self.lenience == 1.0

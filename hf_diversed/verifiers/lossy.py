@@ -23,10 +23,7 @@ class LossyVerifier(Verifier):
     needs_input_ids = False
 
     def __init__(self, alpha: float, beta: float | None = None):
-        advice = "It must be below 1; 0 is lossless, larger accepts more."
-        self.alpha = check_range("alpha", alpha, 0.0, 1.0, advice)
-        if self.alpha == 1.0:
-            raise ValueError(f"`alpha` must lie in [0, 1), got {alpha!r}. {advice}")
+        self.alpha = check_range("alpha", alpha, 0.0, 1.0, "0 is lossless, larger accepts more.", excluded=1.0)
         advice = "None balances the mass, 1 is lenience 1 - alpha."
         self.beta = None if beta is None else check_range("beta", beta, 1.0 - self.alpha, float("inf"), advice)
 

@@ -61,7 +61,7 @@ class SpecCascadeVerifier(DistributionVerifier):
     def emitted_probs(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
         q, p = decoding_probs(draft, target)
         if draft.raw_logits is None or target.raw_logits is None:
-            raise ValueError("SpecCascadeVerifier needs raw logits on both outputs.")
+            raise ValueError("SpecCascadeVerifier needs `raw_logits` of draft and target, got None.")
         raw_q, raw_p = torch.softmax(draft.raw_logits, -1), torch.softmax(target.raw_logits[:, :-1], -1)
         tv = total_variation(p, q)[..., None]
         if self.rule in _ROW_RULES:

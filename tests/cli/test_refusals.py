@@ -49,7 +49,7 @@ REFUSED = [
     ("demo --model org/chat --all", "--all compares verifiers on the embedded pair; it cannot be combined with"),
     ("push no-such-folder org/head", "FOLDER: the folder no-such-folder does not exist."),
     (f"push {HEAD}", "REPO is missing: name a repository, as in org/name, or pass --card-only or --info."),
-    (f"push {HEAD} --card-only --info", "--card-only and --info are mutually exclusive."),
+    (f"push {HEAD} --card-only --info", "--card-only and --info are mutually exclusive; pass only one"),
     ("calibrate no-such-folder --task math", "HEAD: the folder no-such-folder does not exist."),
     (f"{EVALUATE} --temperature hot", "--temperature must be a number"),
     (f"{EVALUATE} --temperature 0.1,0.1", "--temperature must not contain a value twice"),

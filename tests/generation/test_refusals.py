@@ -243,7 +243,7 @@ REFUSED = [
             (SyntheticVerifier(ContrastiveVerifier(), 0.5), "SyntheticVerifier("),
         )
     ),
-    refused(generate(assistant_ensemble_weight=0.4), "assistant_ensemble_weight=0.4; StaticEnsembleVerifier"),
+    refused(generate(assistant_ensemble_weight=0.4), 'assistant_ensemble_weight=0.4; verifier="static:0.4"'),
     refused(generate(assistant_early_exit=1), "assistant_model and assistant_early_exit=1; pass only one"),
     refused(
         looking_up(assistant_early_exit=1), "prompt_lookup_num_tokens=3 and assistant_early_exit=1; pass only one"
@@ -270,7 +270,7 @@ REFUSED = [
     refused(generate(cache_implementation="offloaded"), "'offloaded'; Remove it"),
     refused(generate(cache_implementation="quantized"), "'quantized'; Remove it"),
     refused(generate(cache_implementation="paged"), 'cache_implementation="paged"; remove it'),
-    refused(generate(token_healing=True), "token_healing; heal the prompt before the call"),
+    refused(generate(token_healing=True), "token_healing; call model.heal_tokens"),
     refused(generate(guidance_scale=1.5), "guidance_scale; Classifier; Drop one"),
     refused(
         generate(watermarking_config=tf.SynthIDTextWatermarkingConfig(keys=[1, 2], ngram_len=3)),
@@ -346,7 +346,7 @@ REFUSED = [
     refused(generate(output_token_records=True), "output_token_records; return_dict"),
     refused(generate(verifier=MISSING, output_token_records=True), "pass diversed_head= or verifier="),
     *(
-        refused(generate(verifier=MISSING, diversed_strictness=value), "diversed_strictness requires a verifier")
+        refused(generate(verifier=MISSING, diversed_strictness=value), "diversed_strictness requires a head")
         for value in (0.0, torch.tensor([0.5]))
     ),
     refused(generate(diversed_strictness=0.5), "diversed_strictness; pass diversed_head="),

@@ -24,12 +24,12 @@ from tests.verifier_cases import make_block
     [
         (lambda: StaticEnsembleVerifier(1.2), r"`weight` must lie in \[0, 1\], got 1.2. 1 is lossless"),
         (lambda: StaticEnsembleVerifier(float("nan")), r"`weight` must lie in \[0, 1\], got nan"),
-        (lambda: LenientVerifier(-0.1), r"`lenience` must lie in \[0, 1\], got -0.1"),
-        (lambda: LenientVerifier(0), r"`lenience` must lie in \(0, 1\], got 0. It must be above 0"),
+        (lambda: LenientVerifier(-0.1), r"`lenience` must lie in \(0, 1\], got -0.1"),
+        (lambda: LenientVerifier(0), r"`lenience` must lie in \(0, 1\], got 0. 1 is lossless"),
         (lambda: SpecCascadeVerifier("token_v4"), "`rule` must be one of chow, .*, token_v3, got 'token_v4'"),
         (lambda: SpecCascadeVerifier("chow", -0.1), r"`alpha` must lie in \[0, 1\], got -0.1"),
         (lambda: SpecCascadeVerifier("diff", 1.1), r"`alpha` must lie in \[-1, 1\], got 1.1"),
-        (lambda: LossyVerifier(1.0), r"`alpha` must lie in \[0, 1\), got 1.0. It must be below 1"),
+        (lambda: LossyVerifier(1.0), r"`alpha` must lie in \[0, 1\), got 1.0. 0 is lossless"),
         (lambda: LossyVerifier(0.5, 0.4), r"`beta` must lie in \[0.5, inf\], got 0.4. None balances the mass"),
         (lambda: FuzzyVerifier(-0.1), r"`threshold` must lie in \[0, inf\], got -0.1"),
         (lambda: FuzzyVerifier(0.1, "kl", 1.5), r"`confidence` must lie in \[0, 1\], got 1.5"),
@@ -56,7 +56,7 @@ def test_cascade_needs_raw_logits():
     draft, target = make_block("random")
     assert SpecCascadeVerifier.needs_raw_logits
     for blocks in ((replace(draft, raw_logits=None), target), (draft, replace(target, raw_logits=None))):
-        with pytest.raises(ValueError, match="needs raw logits"):
+        with pytest.raises(ValueError, match="needs `raw_logits`"):
             SpecCascadeVerifier()(draft.tokens, *blocks)
 
 
@@ -93,7 +93,8 @@ def test_builds_a_verifier_from_text(spec: str, expected: str):
         ("lenience=0.3", r"'lenience=0.3' must be written as 'lenience:0.3'"),
         ("lenience(lenience=0.3)", r"must be written as 'lenience:0.3'"),
         ("lenienc:0.3", r"unknown verifier 'lenienc' \(did you mean lenience\?\)"),
-        ("lossless:1", "verifier 'lossless:1' has wrong parameters"),
+        ("lossless:1", "verifier 'lossless:1' has the wrong number of parameters, 1; write for example lossless"),
+        ("compiled:static:0.7", "must not start with 'compiled:'.*pass cache_implementation=\"static\""),
         ("static:2", r"`weight` must lie in \[0, 1\], got 2.0"),
         ("phase:static:0.7", "verifier 'phase:static:0.7' cannot be built from text"),
         ("block:lossy:0.5", "needs a verifier with an emitted distribution"),

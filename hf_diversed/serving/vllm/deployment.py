@@ -190,7 +190,9 @@ def _check_drafting(speculative: Any) -> bool:
     confidences of the distributions before each, not of the tokens, so it does not bias what is emitted.
     """
     if speculative is None:
-        raise ValueError("a verifier needs draft tokens; add --speculative-config with a draft model.")
+        raise ValueError(
+            "a verifier needs draft tokens; add --speculative-config with a draft model, MTP or n-gram lookup."
+        )
     method = speculative.method
     if speculative.rejection_sample_method != "standard":
         raise ValueError(
