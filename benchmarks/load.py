@@ -192,7 +192,7 @@ def run_load_test(
         for replica in (one, other):
             wait_until_idle(replica)
         yield phase("a worker killed", address, after=kill_at_a_third)
-        yield phase("the replica left", address, 0.0, 0.0)
+        yield phase("the remaining replica", address, 0.0, 0.0)
         wait_until_idle(one)
 
 

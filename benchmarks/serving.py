@@ -39,6 +39,7 @@ from benchmarks.served import Server, start
 from embedded.export import export_demo_pair
 from hf_diversed import load_demo_pair
 from hf_diversed.evaluation.intervals import Bootstrap
+from hf_diversed.formatting import PLAIN
 from hf_diversed.harness.decode import Decoded, Decoder
 from hf_diversed.harness.methods import build_methods
 from hf_diversed.harness.prompts import encode
@@ -49,10 +50,9 @@ from hf_diversed.zoo.loader import HEADS, MIXTURE
 
 
 TASK = TASKS["math"]()
-PLAIN = "plain"
 # Verifiers by engine, each with one head, and the equivalent method of `generate`.
 ENGINES = {
-    PLAIN: {PLAIN: "target"},
+    PLAIN: {PLAIN: PLAIN},
     HEADS: {
         "lossless": "lossless",
         "static:0.5": "static:0.5",
@@ -65,7 +65,7 @@ ENGINES = {
 COSTS = {
     "static:0.5": {"diversed_verifier": "static:0.5"},
     "diversed": {},
-    "diversed, own strictness": {"diversed_strictness": 0.7},
+    "diversed, strictness per request": {"diversed_strictness": 0.7},
 }
 BATCH_SIZES = (1, 16)
 STEPS_AT_ONCE = 60

@@ -88,9 +88,9 @@ def diversed_decoding(
             if not set, occurred before.
         verifier: accepts or replaces draft tokens.
         num_assistant_tokens: gamma, draft tokens per round; None for the default of the verifier or the draft model,
-            else 5.
+            else at most 8 for a single prompt, or 5.
         num_assistant_tokens_schedule: "constant"; "confidence" to end a block where another draft token is not
-            expected to pay (`ConfidenceRule`), after at most `num_assistant_tokens` if they are set, else 8; or
+            expected to be faster (`ConfidenceRule`), after at most `num_assistant_tokens` if they are set, else 8; or
             "adaptive", which also measures times, and for which `num_assistant_tokens` is only gamma of the first
             rounds (`AdaptiveSchedule`). Compiled rounds have no rule: "confidence" has no effect there, and
             "adaptive" chooses among constant lengths. None for the value of a generation config, the call's before

@@ -61,7 +61,7 @@ def test_a_killed_worker_loses_nothing_silently(phases):
     assert found["lost"] == 0
     assert found["refused"] == made(phase, "bad")
     assert {one.request.kind for one in phase.outcomes if one.status == "error"} <= {"stream", "cancel"}
-    assert phases["the replica left"].counts()["answered"] == REQUESTS
+    assert phases["the remaining replica"].counts()["answered"] == REQUESTS
 
 
 @pytest.mark.parametrize("strictness", STRICTNESSES)

@@ -132,7 +132,7 @@ def published() -> dict[str, Table]:
         "brief": Table(
             "verifier",
             [
-                *methods("", ("target", "none: target alone"), ("upstream", "transformers' (lossless)")),
+                *methods("", ("target", "none: target alone"), ("upstream", "transformers' assisted generation")),
                 *methods("", "lossless", "lenience:0.3"),
             ],
             [
@@ -143,7 +143,7 @@ def published() -> dict[str, Table]:
             ],
             "Qwen2.5-Coder 1.5B with 0.5B on two CPU threads, greedy decoding, 5 draft tokens per round. Right "
             "answers to 500 (code, MBPP) and 100 (math, GSM8K) prompts: each score is within ±5 and ±10 points (95%). "
-            "Per second: batch size 1, over the target alone, 8 prompts of MBPP, median of 3 runs.",
+            "Speeds are relative to the target alone, at batch size 1: 8 prompts of MBPP, median of 3 runs.",
         ),
         "gains": Table(
             "prompt lookup",

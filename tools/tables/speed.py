@@ -4,6 +4,12 @@ from tools.figures import TASKS
 from tools.tables.parts import LENGTH_COLUMNS, Column, Row, Table, count, every, number, tenths
 
 
+def _label(task: str, method: str) -> str:
+    """Return "MBPP, `lossless`, confidence" for the method "lossless:confidence"."""
+    verifier, _, drafting = method.rpartition(":")
+    return f"{task}, `{verifier}`, {drafting}" if verifier else f"{task}, `{method}`"
+
+
 def speed() -> dict[str, Table]:
     """Return the tables of the time of rounds."""
     quartiles = "median (quartiles) of"
@@ -26,9 +32,9 @@ def speed() -> dict[str, Table]:
             "`static:0.7`, 5 draft tokens per round, 128 new tokens, 72% accepted, an x86-64 CPU.",
         ),
         "draft-lengths": Table(
-            "task, method",
+            "task, method, schedule",
             [
-                Row(f"{task}, `{verifier}:{schedule}`", f"{verifier}:{schedule}", "draft-lengths", task)
+                Row(_label(task, method := f"{verifier}:{schedule}"), method, "draft-lengths", task)
                 for task in TASKS
                 for verifier in verifiers
                 for schedule in ("confidence", "adaptive")
@@ -39,15 +45,15 @@ def speed() -> dict[str, Table]:
             "generation with its defaults. Measured by {command}.",
         ),
         "draft-lengths-int4": Table(
-            "task, method",
+            "task, method, schedule",
             [
                 *(
-                    Row(f"{title}, `{method}`", method, "draft-lengths-int4", task)
+                    Row(_label(title, method), method, "draft-lengths-int4", task)
                     for task, title in (("mbpp", "MBPP"), ("gsm8k", "GSM8K"))
                     for method in ("target", "upstream", "upstream:5", *lengths)
                 ),
                 *(
-                    Row(f"MBPP, draft model in bfloat16, `{method}`", method, "draft-lengths-bf16", "mbpp")
+                    Row(_label("MBPP, draft model in bfloat16", method), method, "draft-lengths-bf16", "mbpp")
                     for method in ("upstream", "lossless:confidence", "lenience:0.3:confidence")
                 ),
             ],
@@ -60,16 +66,16 @@ def speed() -> dict[str, Table]:
             "`--constant none` and without `--int4-draft`.",
         ),
         "copies": Table(
-            "task, method",
+            "task, method, schedule",
             [
-                Row(f"{title}, `{method}`", method, "draft-copies", task)
+                Row(_label(title, method), method, "draft-copies", task)
                 for task, title in (("rewrite", "correcting abstracts"), ("mbpp", "MBPP"))
                 for method in ("upstream", *kinds)
             ],
             [column for column in LENGTH_COLUMNS if column.metric != "over_best_constant"],
-            "The same target and int4 draft model, at most 128 new tokens, {n} prompts per task. `confidence` drafts "
-            "at most 8 tokens; `copies` takes up to 10 draft tokens from the text where its last three tokens "
-            "occurred before. Measured by {command}.",
+            "The same target and int4 draft model, at most 128 new tokens, {n} prompts per task. The "
+            "schedule confidence drafts at most 8 tokens; copies takes up to 10 draft tokens from the text where its "
+            "last three tokens occurred before. Measured by {command}.",
         ),
         "random-draft": Table(
             "engine, batch size",
@@ -99,10 +105,10 @@ def speed() -> dict[str, Table]:
                 Column("time", "ratio", number),
                 Column("forward passes per round", "forwards_per_round", number),
             ],
-            "Time of the target's part of a round that rejects half of 4 draft tokens per row (in batches from none "
-            "all of them), relative to a round that accepts all. Qwen3.5 architecture with 31 million random weights, "
-            f"one CPU thread, process time, {quartiles} means over 20 rounds, 400 alternating rounds each. Measured "
-            "by `python -m benchmarks.replay`.",
+            "Time of the target's part of a round that rejects half of 4 draft tokens per row (in batches, each row "
+            "rejects between none and all of them), relative to a round that accepts all. Qwen3.5 architecture with "
+            f"31 million random weights, one CPU thread, process time, {quartiles} means over 20 rounds, 400 "
+            "alternating rounds each. Measured by `python -m benchmarks.replay`.",
         ),
     }
 
@@ -117,14 +123,14 @@ def serving() -> dict[str, Table]:
                 Column("accepted in vLLM", "acceptance_rate"),
                 Column("by `generate`", "generate_acceptance_rate"),
                 Column("difference, points", "difference", tenths),
-                Column("like for like", "like_for_like_difference", tenths),
-                Column("right in vLLM", "quality"),
-                Column("right by `generate`", "generate_quality"),
+                Column("difference, same draft tokens counted", "like_for_like_difference", tenths),
+                Column("correct in vLLM", "quality"),
+                Column("correct by `generate`", "generate_quality"),
             ],
             "{n} problems of the embedded math task x 2, temperature 1; 95% intervals clustered by prompt.",
         ),
         "serving-cost": Table(
-            "verifier, requests at once",
+            "verifier, concurrent requests",
             [row._replace(label=row.method) for row in every("serving-cost")],
             [
                 Column("CPU ms per round without the plugin", "ms_without", number),
@@ -134,12 +140,12 @@ def serving() -> dict[str, Table]:
             "300 rounds each; 95% intervals.",
         ),
         "serving-load": Table(
-            "",
+            "phase",
             [row._replace(label=row.method) for row in every("serving-load")],
             [
                 *(Column(name, name, count) for name in ("answered", "refused", "cancelled", "error", "lost")),
                 *(Column(f"accepted at strictness {value}", f"strictness {value}") for value in ("0", "0.5", "1")),
             ],
-            "300 requests at once in each line; 95% intervals clustered by request.",
+            "300 concurrent requests in each phase; 95% intervals clustered by request.",
         ),
     }
