@@ -28,24 +28,23 @@ MAX_LAYERS = 40
 
 
 @dataclass(eq=False)
-class StaticEngine:
+class StaticEngine(EagerEngine):
     """Runs both models with buffers of fixed size. A round is one compiled function if all of it can be traced.
 
+    Other rounds run as in the eager engine, over the same models.
+
     Attributes:
-        eager: runs the rounds that are not one function, over the same models.
-        target: the target model. draft: the draft model; None for prompt lookup.
+        draft: the draft model; None for prompt lookup.
         compiler: see `Compiler`. keep_scores: whether rounds return the models' scores.
         forwards_only: why only the models' forward passes are compiled; None if whole rounds are.
     """
 
-    eager: EagerEngine
     target: StaticModel
     draft: StaticModel | None
     compiler: Compiler
     keep_scores: bool
     forwards_only: str | None
 
-    rule: ClassVar[None] = None  # a compiled round has a fixed number of draft tokens
     may_use_inference_mode: ClassVar[bool] = False  # compiled functions cannot write to inference tensors
 
     @staticmethod
@@ -72,30 +71,10 @@ class StaticEngine:
         return f"{type(verifier).__name__} reads the text so far" if verifier.needs_input_ids else None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._settings = None if self.forwards_only else self._collect_settings()
         self._label = "" if self._settings is None else _label(self._settings)
         self._latest: tuple[Callable, Shape] | None = None  # the last function run, and its shape
-
-    @property
-    def rows(self) -> RaggedRows:
-        return self.eager.rows
-
-    @property
-    def verifier(self) -> Verifier:
-        return self.eager.verifier
-
-    @property
-    def forwards(self) -> tuple[int, int]:
-        return self.eager.forwards
-
-    def prefill(self, chunk_size: int | None) -> None:
-        self.eager.prefill(chunk_size)
-
-    def rewind(self, round: Round, accepted: list[int]) -> None:
-        self.eager.rewind(round, accepted)
-
-    def keep(self, kept: torch.Tensor) -> None:
-        self.eager.keep(kept)
 
     def _collect_settings(self) -> CallSettings:
         assert self.draft is not None
@@ -105,17 +84,17 @@ class StaticEngine:
             target_traits=self.target.traits,
             draft_traits=self.draft.traits,
             verifier=self.verifier,
-            processors=self.eager.processor.processors,
+            processors=self.processor.processors,
             vocab_size=model_facts.vocab_size(self.target.model),
             eos_ids=self.rows.eos_ids_device,
-            keep_raw=self.eager.keep_raw,
+            keep_raw=self.keep_raw,
             keep_scores=self.keep_scores,
         )
 
     def round(self, gamma: int, verifier_state: VerifierState) -> Round:
         if self._settings is None or gamma == 0:
             return self._round_by_forwards(gamma, verifier_state)
-        drafter, draft = self.eager.drafter, self.draft
+        drafter, draft = self.drafter, self.draft
         assert isinstance(drafter, DiversedCandidateGenerator)
         assert draft is not None
         drafter.catch_up()
@@ -146,7 +125,7 @@ class StaticEngine:
 
     def _round_by_forwards(self, gamma: int, verifier_state: VerifierState) -> Round:
         self.target.widths.add(gamma + 1)
-        return self.eager.round(gamma, verifier_state)
+        return super().round(gamma, verifier_state)
 
     def _copy_if_replayed(self, values: torch.Tensor) -> torch.Tensor:
         """Return a copy if the next replay would overwrite the values, else the values."""
@@ -186,7 +165,7 @@ class StaticEngine:
 
     @property
     def _sampling(self) -> tuple[bool, bool]:
-        return self.eager.random_source is not None, self.rows.temperatures is None
+        return self.random_source is not None, self.rows.temperatures is None
 
     def ready(self, gamma: int, verifier_state: VerifierState) -> bool:
         if self._settings is None:
@@ -237,13 +216,13 @@ class StaticEngine:
     def _draw_noise(self, gamma: int, vocab_size: int) -> tuple[list[torch.Tensor], RoundNoise]:
         """Draw the same random numbers as the eager engine, padded to `gamma` draft tokens."""
         rows = self.rows
-        if self.eager.random_source is None:
+        if self.random_source is None:
             return [], RoundNoise()
         scores = torch.empty(len(rows.ids), vocab_size, dtype=torch.float32, device=rows.ids.device)
         # The eager engine draws no random numbers beyond the limits of all rows.
         drafted = max(rows.draft_limit_on_host(gamma))
-        draft_noise = [self.eager.random_source.draft_noise(scores) for _ in range(drafted)]
-        drawn = self.eager.random_source.round_noise(scores[:, None].expand(-1, drafted + 1, -1))
+        draft_noise = [self.random_source.draft_noise(scores) for _ in range(drafted)]
+        drawn = self.random_source.round_noise(scores[:, None].expand(-1, drafted + 1, -1))
         assert drawn.noise is not None
         uniforms = drawn.noise.new_full((len(rows.ids), gamma), 0.5)
         if drawn.uniforms is not None:

@@ -17,8 +17,7 @@ from hf_diversed.engines.static_model import StaticModel
 from hf_diversed.generation.candidates import CandidateDrafter
 from hf_diversed.generation.confidence import StoppingRule
 from hf_diversed.generation.decoding import EagerEngine
-from hf_diversed.generation.drafting import DiversedCandidateGenerator
-from hf_diversed.generation.engine import Drafter, Engine
+from hf_diversed.generation.drafting import DiversedCandidateGenerator, Drafter
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.prompt_lookup import CopyingDrafter, PromptLookupDrafter
 from hf_diversed.generation.ragged_model import RaggedModel, find_rotary_limit
@@ -77,7 +76,7 @@ class Parts:
         used += [each for each in others if each is not None]
         return not self.keep_rows and all(map(model_facts.is_library_code, used))
 
-    def engine(self) -> Engine:
+    def engine(self) -> EagerEngine:
         """Return the static engine if it is requested and supports the call, else the eager one."""
         request, model = self.request, self.request.model
         mask, positions = request.model_kwargs.get("attention_mask"), self._positions()
@@ -120,22 +119,21 @@ class Parts:
                     "generators that read its outputs do not support. Lower max_new_tokens."
                 )
             target.model = drafter.record_outputs(target.model)
-        eager = EagerEngine(
-            rows=self.rows,
-            target=target,
-            drafter=drafter,
-            processor=self.processor,
-            verifier=self.verifier,
-            random_source=self.random_source,
-            keep_raw=bool({"logits", "records"} & wants) or streams_records or self.verifier.needs_raw_logits,
-            rotary_limit=limit,
-            reason=reason or "",
-        )
+        parts = {
+            "rows": self.rows,
+            "target": target,
+            "drafter": drafter,
+            "processor": self.processor,
+            "verifier": self.verifier,
+            "random_source": self.random_source,
+            "keep_raw": bool({"logits", "records"} & wants) or streams_records or self.verifier.needs_raw_logits,
+            "rotary_limit": limit,
+            "reason": reason or "",
+        }
         if compiler is None:
-            return eager
+            return EagerEngine(**parts)
         return StaticEngine(
-            eager,
-            target=target,
+            **parts,
             draft=drafter.model if isinstance(drafter, DiversedCandidateGenerator) else None,  # type: ignore[arg-type]
             compiler=compiler,
             keep_scores=bool(wants) or streams_records,

@@ -12,7 +12,7 @@ import torch
 
 from hf_diversed.blocks import DraftOutput, Round, TargetOutput, Verdict
 from hf_diversed.generation.confidence import StoppingRule
-from hf_diversed.generation.engine import Drafter, Engine
+from hf_diversed.generation.drafting import Drafter
 from hf_diversed.generation.faults import FAULTS, INVALID_PROBS, find_faults, find_invalid_probs
 from hf_diversed.generation.processing import BlockProcessor, StopTracker
 from hf_diversed.generation.ragged_model import RaggedModel, RotaryLimit
@@ -27,7 +27,7 @@ COMPACT_AT = 0.75  # share of running rows; compacting copies the caches
 
 
 def run_rounds(
-    engine: Engine,
+    engine: "EagerEngine",
     gamma: int,
     schedule: AdaptiveSchedule | None,
     stops: StopTracker,

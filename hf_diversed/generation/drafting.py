@@ -1,7 +1,7 @@
 """Drafting: gamma steps of the draft model for a batch. Verification is in `decoding.py`."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,41 @@ def active_drafts(tokens: torch.Tensor, counts: torch.Tensor, eos_ids: torch.Ten
     before_eos = (~is_one_of(tokens, eos_ids)).long().cumprod(dim=-1).sum(dim=-1)
     reach = torch.minimum(counts, before_eos + 1)
     return torch.arange(tokens.shape[1], device=tokens.device) < reach[:, None]
+
+
+class Drafter(Protocol):
+    """Generates the draft tokens of an eager engine.
+
+    Attributes:
+        reads_target: whether it needs the target's outputs for all tokens, those of the prompt included.
+    """
+
+    @property
+    def rule(self) -> StoppingRule | None:
+        """Ends draft blocks early; None if every round has the requested length."""
+
+    @property
+    def reads_target(self) -> bool: ...
+
+    @property
+    def num_forwards(self) -> int:
+        """Number of forward passes of the draft model so far."""
+
+    def prefill(self, chunk_size: int | None) -> None:
+        """Process all tokens of the prompts but the last."""
+
+    def propose(self, counts: PerRow) -> tuple[DraftOutput | None, PerRow]:
+        """Draft up to `counts` tokens per row and write them after each row's last token.
+
+        Returns:
+            the draft block, or None if no row has draft tokens; and the number of draft tokens per row.
+        """
+
+    def rewind(self, round: Round, accepted: list[int]) -> None:
+        """Update the state after a round with draft tokens. `accepted`: number accepted per row."""
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Keep only these rows (long, ascending) of the batch."""
 
 
 class Step(NamedTuple):

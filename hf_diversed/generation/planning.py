@@ -29,8 +29,7 @@ from hf_diversed.generation.candidates import (
     is_point_mass,
 )
 from hf_diversed.generation.confidence import ConfidenceRule, StoppingRule, ThresholdRule
-from hf_diversed.generation.decoding import run_rounds
-from hf_diversed.generation.engine import Engine
+from hf_diversed.generation.decoding import EagerEngine, run_rounds
 from hf_diversed.generation.measurements import ConfidenceFit, Kept, RoundTimes, Survival, recall
 from hf_diversed.generation.options import (
     ADAPTIVE,
@@ -169,7 +168,7 @@ class Plan:
         uses_inference_mode: whether no user code receives tensors of the loop, and nothing is compiled.
     """
 
-    engine: Engine
+    engine: EagerEngine
     gamma: int
     schedule: AdaptiveSchedule | None
     stops: StopTracker
@@ -346,7 +345,7 @@ def _context(
     )
 
 
-def _schedule(request: Request, engine: Engine, gamma: int, max_gamma: int) -> AdaptiveSchedule:
+def _schedule(request: Request, engine: EagerEngine, gamma: int, max_gamma: int) -> AdaptiveSchedule:
     """Return the adaptive schedule, which reuses measurements of earlier calls with the same models."""
     device = engine.rows.ids.device
     running = str(device), torch.get_num_threads(), engine.report()["engine"], *_sources(request.config)
