@@ -15,9 +15,15 @@ import hf_diversed
 from hf_diversed import StaticEnsembleVerifier
 from hf_diversed.engines import compiling, static
 from hf_diversed.engines.buffers import pool
-from tests.engines.modes import TRACED, assert_same, decode
+from tests.engines.modes import TRACED, assert_same, decode, shallow
 from tests.evaluation.fakes import character_tokenizer
 from tests.tiny import ragged_batch, tiny_draft, tiny_model
+
+
+@pytest.fixture(scope="module")
+def pair(pair):
+    """One layer each, which halves the time of tracing."""
+    return shallow(pair)
 
 
 def test_autocast_and_strides_compile_anew(pair):
