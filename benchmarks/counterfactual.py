@@ -219,7 +219,7 @@ def decode(
         known = not np.isnan([above.value, above.low]).any()
         record["gain"] = above.value if known else None
         if known:
-            p_value = 2.0 * (1.0 - NormalDist().cdf(abs(z_score(gain(labels), 0.0))))
+            p_value = 2.0 * (1.0 - NormalDist().cdf(abs(z_score(gain(labels)))))
             by_draw = [float(gain([label])[0]) for label in labels]
             record |= {"gain_ci": [above.low, above.high], "gain_p": p_value, "gain_draws": by_draw}
         for label in labels[1:]:

@@ -33,7 +33,7 @@ def compare(results: Results, label: str | Sequence[str], other: str | Sequence[
             for side in sides
         )
         difference = bootstrap.estimate_mean(first - second, -1.0, 1.0)
-        score = z_score(first - second, 0.0) if np.ptp(first - second) else None
+        score = z_score(first - second) if np.ptp(first - second) else None
         record[figure] = difference.value
         record[f"{figure}_ci"] = None if np.isnan(difference.low) else [difference.low, difference.high]
         record[f"{figure}_p"] = None if score is None else 2.0 * (1.0 - NormalDist().cdf(abs(score)))

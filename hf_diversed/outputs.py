@@ -48,7 +48,6 @@ class SpeculativeStats:
         target_forwards, draft_forwards: forward passes over the batch, including prefill; the same for all its rows.
         max_ratio: the largest v(y) / p(y) of an emitted token y at a verified position; infinite if p(y) = 0. 0
             without token records, in greedy decoding, and for verifiers that do not compute v.
-        expected_accepted_sum: the expectation of `num_accepted` given the draft tokens.
         num_lossless_rounds: rounds of calls that are known to be lossless; see `is_lossless`.
         per_row: the counters of each row.
         engine: "eager", "static" (fixed shapes) or "compiled". " (forwards)" is added if only the models' forward
@@ -75,7 +74,6 @@ class SpeculativeStats:
     overshoot_sum: float = 0.0
     overshoot_count: int = 0
     max_ratio: float = 0.0
-    expected_accepted_sum: float = 0.0
     num_lossless_rounds: int = 0
     strictness_sum: float = 0.0
     strictness_count: int = 0
@@ -119,11 +117,6 @@ class SpeculativeStats:
     def accepted_length(self) -> float:
         """Accepted draft tokens per round, without the residual or bonus token: between 0 and the draft length."""
         return _ratio(self.num_accepted, self.num_rounds)
-
-    @property
-    def expected_accepted_length(self) -> float:
-        """Expectation of `accepted_length`: mean over rounds of `sum_n prod_{t <= n} min(1, v_t / q_t)`."""
-        return _ratio(self.expected_accepted_sum, self.num_rounds)
 
     @property
     def acceptance_rate_per_position(self) -> list[float]:

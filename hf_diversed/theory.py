@@ -1,7 +1,7 @@
-"""Expected acceptance, accepted length, bias and speedup of verification, and the best draft length.
+"""Expected acceptance, bias and speedup of verification, and the best draft length.
 
 Distributions are float `[..., V]` that sum to one.
-Sources: arXiv 2604.07622 (mixtures), arXiv 2211.17192 (i.i.d. acceptance, section 3).
+Sources: arXiv 2604.07622 (mixtures), arXiv 2211.17192 (speedup, section 3).
 Letters: G drafted positions, V vocabulary.
 """
 
@@ -22,45 +22,6 @@ def expected_acceptance(p: torch.Tensor, q: torch.Tensor, weight: torch.Tensor |
         p, q: float `[..., V]`, the target and the draft distribution. weight: float, or tensor `[...]`, on the target.
     """
     return 1.0 - weight * total_variation(p, q)
-
-
-def expected_accepted(accept_prob: torch.Tensor, num_drafted: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the expected number of accepted draft tokens of a round, given the draft tokens: `sum_n prod_{t<=n} a_t`.
-
-    Exact for dependent positions as well. Its mean over rounds drawn from q, counting all draft tokens of each round,
-    is an unbiased estimate of the expected accepted length.
-
-    Args:
-        accept_prob: float `[..., G]`, the probability a_t of accepting each draft token if all earlier ones are
-            accepted, `min(1, v / q)`.
-        num_drafted: long `[...]`, number of draft tokens to count; None for all G.
-
-    Returns:
-        float64 `[...]`, between 0 and `num_drafted`.
-    """
-    survival = accept_prob.double().cumprod(dim=-1)
-    if num_drafted is not None:
-        cut = torch.arange(survival.shape[-1], device=survival.device) >= num_drafted[..., None]
-        survival = survival.masked_fill(cut, 0.0)
-    return survival.sum(dim=-1)
-
-
-def iid_accepted_length(rate: float, gamma: float) -> float:
-    """Return the expected number of accepted draft tokens under independent acceptance with the same probability.
-
-    `sum_{n <= gamma} rate^n = rate (1 - rate^gamma) / (1 - rate)`. This is an approximation, because positions of a
-    text are dependent.
-
-    Args:
-        rate: in [0, 1], acceptance per verified draft token. gamma: draft tokens per round, or their mean.
-    """
-    if not 0.0 <= rate <= 1.0:
-        raise ValueError(f"`rate` must lie in [0, 1], got {rate!r}; it is accepted / verified draft tokens.")
-    if not gamma >= 0.0:
-        raise ValueError(f"`gamma` must be >= 0, got {gamma!r}.")
-    if rate in (0.0, 1.0):
-        return rate * gamma
-    return rate * math.expm1(gamma * math.log(rate)) / (rate - 1.0)  # 1 - rate^gamma loses precision near rate 1
 
 
 def reject_and_bias(v: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

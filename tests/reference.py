@@ -167,7 +167,6 @@ def _round_stats(verdict: Verdict | None, count: int, kept: int, emitted: int) -
     stats = SpeculativeStats(1, count, kept, judged - kept, emitted, accepted_per_position=[1] * kept)
     if verdict is None:
         return stats
-    stats.expected_accepted_sum = float(verdict.accept_prob[0, :count].cumprod(-1).sum())
     nothing = [float("nan")] * judged
     weights = nothing if verdict.trace.weight is None else verdict.trace.weight[0, :judged].tolist()
     tvs = nothing if verdict.trace.tv is None else verdict.trace.tv[0, :judged].tolist()

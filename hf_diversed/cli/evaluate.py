@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hf_diversed.cli import preparing
 from hf_diversed.cli.options import EvaluateOptions
-from hf_diversed.cli.rendering import accepted_length_table, results_table
+from hf_diversed.cli.rendering import results_table
 from hf_diversed.cli.terminal import console, notes
 from hf_diversed.evaluation import EvaluationSettings, markdown_table, sweep
 from hf_diversed.evaluation.frontier import expand
@@ -57,11 +57,8 @@ def evaluate(options: EvaluateOptions) -> None:
         for file in plots.save_quality(rows, options.plot):
             notes.print(str(file), markup=False, highlight=False, soft_wrap=True)
     for title, records in itertools.groupby(rows, key=setting):
-        group = list(records)
         console.print(f"[bold]{title[0].upper()}{title[1:]}[/]")
-        console.print(results_table(group))
-        if options.verbose and any(row["acceptance_rate"] is not None for row in group):
-            console.print(accepted_length_table(group))
+        console.print(results_table(list(records)))
 
 
 @contextmanager

@@ -263,7 +263,6 @@ class EvaluateOptions(MeasuringOptions):
     records: bool = option("Also measure TV, bias and relaxed tokens (slower).", False)
     markdown: Path | None = option("Markdown file for a table of acceptance and quality.")
     plot: Path | None = option("PNG, SVG or PDF file for a figure of quality against acceptance.")
-    verbose: bool = option("Also print accepted draft tokens per round, measured and predicted.", False)
 
 
 @dataclass(kw_only=True)

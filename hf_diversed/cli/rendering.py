@@ -1,7 +1,6 @@
 """Results as text for a terminal."""
 
 import math
-from collections.abc import Iterable
 
 from rich import box
 from rich.table import Table
@@ -103,18 +102,4 @@ def results_table(rows: list[dict]) -> Table:
             number(1e3 / speed if speed else None),
             f"{speed / plain:.2f}x" if speed and plain else "-",
         )
-    return table
-
-
-def accepted_length_table(rows: Iterable[dict]) -> Table:
-    """Return a table of accepted draft tokens per round of each method, measured and predicted."""
-    table = Table(header_style="bold", box=box.SIMPLE)
-    table.add_column("method", no_wrap=True)
-    headers = ("accepted\nper round", "predicted,\nexact", "predicted,\ni.i.d.", "standard errors\nfrom exact")
-    for header in headers:
-        table.add_column(header, justify="right")
-    names = ("accepted_length", "accepted_length_exact", "accepted_length_iid", "accepted_length_z")
-    for row in rows:
-        if row["acceptance_rate"] is not None:
-            table.add_row(row["method"], *(number(row[name]) for name in names))
     return table

@@ -42,7 +42,6 @@ COUNTERS = (
     "bias_count",
     "overshoot_sum",
     "overshoot_count",
-    "expected_accepted_sum",
 )
 
 

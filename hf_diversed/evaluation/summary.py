@@ -9,7 +9,6 @@ from hf_diversed.evaluation.calls import COUNTERS
 from hf_diversed.evaluation.intervals import Bootstrap, Estimate, interpolate, wilson
 from hf_diversed.evaluation.results import Results
 from hf_diversed.formatting import LOSSLESS, PLAIN
-from hf_diversed.theory import iid_accepted_length
 
 
 _SHARED = (
@@ -22,7 +21,6 @@ _SHARED = (
     "batch_size",
     "split",
 )
-_ROUNDING = 1e-5  # error of accepted draft tokens per round from float32 probabilities
 
 
 class MethodTable:
@@ -80,10 +78,11 @@ def summarize(results: Results, labels: Sequence[str] | None = None) -> list[dic
     `*_ci` are two-sided 95% bounds from a bootstrap over prompts. `quality_drop` is the `reference` ("target", else
     "lossless") minus the method on the same prompts; 95% of the time it lies below `quality_drop_upper`.
     `prompts_better` and `prompts_worse` are the numbers of prompts with a higher and a lower score than the reference.
-    Rates count as in `SpeculativeStats`; `relaxed_share` is per generated token, `mean_bias`, `max_bias`,
-    `mean_overshoot` and `max_ratio` cover verified positions; `max_ratio` leaves out completions with an emitted token
-    of p = 0. Times are of batched calls, summed over processes. `peak_memory_bytes` is the maximum over calls, of kind
-    `peak_memory_kind` (see `PeakMemory`). `quality_wilson_ci` is given for single samples that are right or wrong.
+    Rates count as in `SpeculativeStats`; `relaxed_share` is per generated token, `accepted_length` the number of
+    accepted draft tokens per round; `mean_bias`, `max_bias`, `mean_overshoot` and `max_ratio` cover verified
+    positions; `max_ratio` leaves out completions with an emitted token of p = 0. Times are of batched calls, summed
+    over processes. `peak_memory_bytes` is the maximum over calls, of kind `peak_memory_kind` (see `PeakMemory`).
+    `quality_wilson_ci` is given for single samples that are right or wrong.
 
     `static_gain` is the quality minus that of the static curve at the same acceptance rate. The curve is piecewise
     linear through (acceptance rate, quality) of all methods with a constant weight, including lossless as weight 1;
@@ -91,11 +90,6 @@ def summarize(results: Results, labels: Sequence[str] | None = None) -> list[dic
     of replicates whose acceptance rate lies beyond the curve's ends, which are left out: the bounds are None if the
     share exceeds `MAX_OUTSIDE`, the gain if the method itself lies there. All are None for the curve's own methods,
     for "target", and with fewer than two points.
-
-    `accepted_length` is the number of accepted draft tokens per round, `accepted_length_exact` its prediction from
-    acceptance probabilities, `accepted_length_iid` its prediction from the verified acceptance rate and the mean draft
-    length for independent steps. `accepted_length_z` is measured minus exact, paired by round, over its standard error
-    clustered by prompt: its absolute value exceeds 4 in one of 16,000 evaluations if the theory holds.
 
     Args: labels: the methods to include; None for all.
 
@@ -120,7 +114,6 @@ def summarize(results: Results, labels: Sequence[str] | None = None) -> list[dic
             **_quality(table, reference, bootstrap),
             "quality_wilson_ci": _wilson(table),
             **_acceptance(table, bootstrap),
-            **_accepted_length(table, bootstrap),
             **_cost(table, tables.get(PLAIN)),
             **_static_gain(table, list(tables.values()), bootstrap),
         }
@@ -165,30 +158,13 @@ def _acceptance(table: MethodTable, bootstrap: Bootstrap) -> dict:
         "mean_overshoot": table.rate("overshoot_sum", "overshoot_count"),
         "max_ratio": table.largest("max_ratio"),
         "relaxed_share": table.rate("relaxed", "tokens"),
-    }
-
-
-def _accepted_length(table: MethodTable, bootstrap: Bootstrap) -> dict:
-    rate = table.rate("num_accepted", "num_accepted", "num_rejected")
-    gamma = table.rate("num_drafted", "num_rounds")
-    values = {
         "accepted_length": table.rate("num_accepted", "num_rounds"),
-        "accepted_length_exact": table.rate("expected_accepted_sum", "num_rounds"),
-        "accepted_length_iid": None if rate is None or gamma is None else iid_accepted_length(rate, gamma),
-        "accepted_length_z": None,
     }
-    if values["accepted_length_exact"] is not None:
-        excess = table.sums["num_accepted"] - table.sums["expected_accepted_sum"]
-        values["accepted_length_z"] = z_score(bootstrap.ratio(excess, table.sums["num_rounds"]), _ROUNDING)
-    return values
 
 
-def z_score(statistic: np.ndarray, rounding: float) -> float | None:
-    """Return a statistic `[R + 1]` over its standard error; None if replicates do not vary, as with one prompt.
-
-    A value within `rounding` counts as 0.
-    """
-    if abs(statistic[0]) <= rounding:
+def z_score(statistic: np.ndarray) -> float | None:
+    """Return a statistic `[R + 1]` over its standard error; None if replicates do not vary, as with one prompt."""
+    if statistic[0] == 0:
         return 0.0
     error = float(np.nanstd(statistic[1:]))
     return float(statistic[0]) / error if error > 0 else None

@@ -14,7 +14,6 @@ from hf_diversed.blocks import BlockOutput, DraftOutput, Round, TargetOutput, Tr
 from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.outputs import SOURCES, GenerateDiversedOutput, SpeculativeStats, TokenRecords
 from hf_diversed.sampling import acceptance, total_variation
-from hf_diversed.theory import expected_accepted
 from hf_diversed.verifiers.base import Verifier
 
 
@@ -76,6 +75,7 @@ class RecordedRound:
     Attributes:
         rows: index of each row in the original batch. starts: its length before the round.
         drafted, accepted, emitted: its numbers of tokens.
+        num_positions: G, 0 without draft tokens.
         is_lossless: whether the verifier is known to be lossless in this call.
         records: of its G + 1 positions; None unless token records are returned or streamed.
         ratio: v / p of the emitted tokens in sampled rows, else NaN; None without records.
@@ -86,7 +86,7 @@ class RecordedRound:
     drafted: list[int]
     accepted: list[int]
     emitted: list[int]
-    accept_prob: torch.Tensor | None = None
+    num_positions: int = 0
     weight: torch.Tensor | None = None
     tv: torch.Tensor | None = None
     bias: torch.Tensor | None = None
@@ -125,7 +125,7 @@ class Recorder:
         records = recorded.records = describe_round(round) if self._describes else None
         if round.verdict is not None:
             trace = round.verdict.trace
-            recorded.accept_prob = round.verdict.accept_prob
+            recorded.num_positions = round.verdict.accept_prob.shape[1]
             recorded.weight, recorded.tv, recorded.bias = trace.weight, trace.tv, trace.bias
             if records is not None:
                 recorded.tv = records.tv[:, :-1] if trace.tv is None else trace.tv
@@ -213,13 +213,9 @@ def sum_up(
     for entry in rounds:
         measured = entry.weight, entry.tv, entry.bias, entry.ratio
         traced = [None if values is None else values.tolist() for values in measured]
-        expected = [0.0] * len(entry.rows)
-        if entry.accept_prob is not None:
-            drafted = torch.tensor(entry.drafted, device="cpu")
-            expected = expected_accepted(entry.accept_prob.cpu(), drafted).tolist()
         for row, origin in enumerate(entry.rows):
             counters = per_row[origin]
-            verified = _count(counters, entry, row, ends[origin], expected[row])
+            verified = _count(counters, entry, row, ends[origin])
             _average(counters, *(values and values[row][:verified] for values in traced))
     total = SpeculativeStats()
     for counters in per_row:
@@ -253,11 +249,10 @@ def merge_records(rounds: list[RecordedRound], ends: list[int], prompt_length: i
     return TokenRecords(**merged, inputs=inputs or None)
 
 
-def _count(counters: SpeculativeStats, entry: RecordedRound, row: int, end: int, expected: float) -> int:
+def _count(counters: SpeculativeStats, entry: RecordedRound, row: int, end: int) -> int:
     """Add one row's part of one round and return the number of its verified positions.
 
-    Tokens after the row's end count neither as drafted nor as accepted. `expected` accounts for EOS and the maximum
-    length, but not for other stops. Subtracting the number of tokens that a stop has removed keeps it unbiased.
+    Tokens after the row's end count neither as drafted nor as accepted.
     """
     remaining = end - entry.starts[row]
     if remaining <= 0:
@@ -272,9 +267,7 @@ def _count(counters: SpeculativeStats, entry: RecordedRound, row: int, end: int,
     counters.num_accepted += kept
     counters.num_rejected += rejected
     counters.num_emitted += min(kept + 1, remaining)
-    counters.expected_accepted_sum += expected - (entry.accepted[row] - kept)
-    num_positions = 0 if entry.accept_prob is None else entry.accept_prob.shape[1]
-    counters.accepted_per_position += [0] * (num_positions - len(counters.accepted_per_position))
+    counters.accepted_per_position += [0] * (entry.num_positions - len(counters.accepted_per_position))
     for position in range(kept):
         counters.accepted_per_position[position] += 1
     return kept + rejected

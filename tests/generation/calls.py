@@ -31,7 +31,7 @@ STATIC = {"cache_implementation": "static", "disable_compile": True}
 COUNTERS = (
     *("num_rounds", "num_drafted", "num_accepted", "num_rejected", "num_emitted", "target_forwards"),
     *("draft_forwards", "accepted_per_position", "weight_sum", "weight_count", "tv_sum", "tv_count", "bias_sum"),
-    *("bias_count", "expected_accepted_sum", "strictness_sum", "strictness_count", "engine"),
+    *("bias_count", "strictness_sum", "strictness_count", "engine"),
 )
 
 

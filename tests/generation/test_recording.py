@@ -1,4 +1,4 @@
-"""Statistics of rounds: the expected number of accepted draft tokens, given the acceptance probabilities.
+"""Statistics of rounds: accepted draft tokens against the verdicts of their rounds, and biases.
 
 `tests/fuzz` compares the sums of every row with a naive reference.
 """
@@ -6,12 +6,13 @@
 import pytest
 import torch
 
-from hf_diversed.evaluation import EvaluationSettings, evaluate
+from hf_diversed.generation.recording import Recorder
 from hf_diversed.harness.pair import Pair
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
+from hf_diversed.outputs import GenerateDiversedOutput
 from hf_diversed.verifiers import DiversedVerifier
-from tests.evaluation.fakes import LetterTask, examples, tiny_pair
-from tests.tiny import SAMPLED, ragged_batch
+from tests.evaluation.fakes import tiny_pair
+from tests.tiny import SAMPLED, ragged_batch, tiny_head
 
 
 @pytest.fixture(scope="module")
@@ -19,44 +20,58 @@ def pair() -> Pair:
     return tiny_pair()
 
 
-@pytest.fixture(scope="module")
-def head() -> DiversedHead:
-    """Weights all over (0, 1)."""
+def run(pair: Pair, monkeypatch, **settings) -> tuple[GenerateDiversedOutput, torch.Tensor, torch.Tensor]:
+    """Return the output of a call with 1,000 rows, its accepted draft tokens per row, and their expectations.
+
+    The expectation is `sum_n prod_{t <= n} a_t` over the draft tokens of each round, with a from the verdicts. Both
+    numbers contain draft tokens that a stop string then removes.
+    """
+    measured, expected = torch.zeros(2, 1000, dtype=torch.float64)
+    add = Recorder.add
+
+    def adding(self, recorded, round):
+        add(self, recorded, round)
+        if round.verdict is not None:
+            drafted = torch.arange(round.verdict.accept_prob.shape[1]) < round.num_drafted[:, None]
+            survival = round.verdict.accept_prob.double().cumprod(dim=1).masked_fill(~drafted, 0.0)
+            running = torch.tensor(recorded.emitted) > 0
+            rows = torch.tensor(recorded.rows)[running]
+            measured[rows] += round.num_accepted[running]
+            expected[rows] += survival.sum(dim=1)[running]
+
+    monkeypatch.setattr(Recorder, "add", adding)
+    batch = {name: values.repeat(250, 1) for name, values in ragged_batch(batch_size=4).items()}
     torch.manual_seed(0)
-    head = DiversedHead(DiversedHeadConfig(32, 32)).eval()
-    with torch.no_grad():
-        for parameter in head.parameters():
-            parameter.copy_(torch.randn_like(parameter))
-    return head
+    call = {**SAMPLED, "num_assistant_tokens": 4, "return_dict_in_generate": True, "output_token_records": True}
+    return pair.target.generate(**batch, **call | settings, assistant_model=pair.draft), measured, expected
 
 
-def measure(pair: Pair, head: DiversedHead, **changes) -> dict[str, dict]:
-    """Run each method on 1,000 rows (by default) of the tiny pair in one call; return statistics by method."""
-    stop_strings = changes.pop("stop_strings", [])
-    methods = changes.pop("methods", ["lossless", "static:0.3", "diversed"])
-    options = EvaluationSettings(**{"num_examples": 1000, "batch_size": 1000, "num_assistant_tokens": 4} | changes)
-    task = LetterTask(stop_strings=stop_strings, max_new_tokens=12)
-    records = evaluate(pair, task, examples(10) * 100, methods, options, head=head)
-    return {record["method"]: record for record in records}
+VERIFIERS = {"argnames": "verifier", "argvalues": ["lossless", "static:0.3", DiversedVerifier(tiny_head())]}
+VERIFIERS["ids"] = ["lossless", "static", "diversed"]
 
 
-def test_greedy_expectation_is_exact(pair, head):
-    """Catches an expectation from other distributions than those that decide."""
-    records = measure(pair, head, temperature=0, num_examples=10)
-    for record in records.values():
-        assert record["accepted_length_exact"] == record["accepted_length"]
-        assert record["accepted_length_z"] == 0.0
-    assert 0.0 < records["static:0.3"]["accepted_length"] < 4.0
+@pytest.mark.parametrize(**VERIFIERS)
+def test_greedy_acceptance_equals_its_expectation(pair, monkeypatch, verifier):
+    """Catches an acceptance from other probabilities than those of the verdict."""
+    _, measured, expected = run(pair, monkeypatch, verifier=verifier, do_sample=False)
+    assert torch.equal(measured, expected)
+    assert measured.min() > 0
 
 
-@pytest.mark.parametrize("stop_strings", [[], list("abcdefghijklm")], ids=["eos", "stop strings"])
-def test_measured_and_expected_length_agree(pair, head, stop_strings):
-    """Catches acceptance that does not follow min(1, v / q), and draft tokens that a stop, EOS or the length removes
-    from one of both numbers only. False alarms: |z| > 4 in one of 16,000 for each of six figures, 4e-4 in all; the
-    seed is fixed."""
-    for record in measure(pair, head, stop_strings=stop_strings).values():
-        assert abs(record["accepted_length_z"]) <= 4.0, record
-        assert record["accepted_length_exact"] == pytest.approx(record["accepted_length"], abs=0.1)
+@pytest.mark.parametrize("stop_strings", [None, list("abcdefghijklm")], ids=["eos", "stop strings"])
+@pytest.mark.parametrize(**VERIFIERS)
+def test_acceptance_agrees_with_its_expectation(pair, monkeypatch, verifier, stop_strings):
+    """Catches acceptance that does not follow the verdict, uniforms that are not uniform or depend on the draft
+    tokens, and counts of draft tokens after a stop string. False alarms: |z| > 4 in one of 16,000 for each of six
+    figures, 4e-4 in all; the seed is fixed."""
+    settings = {"stop_strings": stop_strings, "tokenizer": pair.tokenizer}
+    out, measured, expected = run(pair, monkeypatch, verifier=verifier, **settings)
+    excess = measured - expected
+    assert excess.std() > 0
+    assert abs(excess.mean()) <= 4.0 * excess.std() / len(excess) ** 0.5
+    counted = [row.num_accepted for row in out.stats.per_row]
+    assert counted == (out.token_records.source == 0).sum(dim=1).tolist()
+    assert (sum(counted) < measured.sum()) == (stop_strings is not None)
 
 
 def test_bias_per_token_is_estimated_without_bias_and_recorded_exactly(pair):
