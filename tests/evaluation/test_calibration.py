@@ -109,6 +109,6 @@ def test_refusals(pair, tmp_path):
     with pytest.raises(ValueError, match=r"`confidence` must lie between 0 and 1, got 1.0"):
         calibrate(pair, LetterTask(), examples(2), tiny_head(), SETTINGS, tmp_path, confidence=1.0)
     settings = EvaluationSettings(num_assistant_tokens=None)
-    with pytest.raises(ValueError, match="settings with `num_assistant_tokens`"):
+    with pytest.raises(ValueError, match="`num_assistant_tokens` must be set for a calibration"):
         calibrate(pair, LetterTask(), examples(2), tiny_head(), settings, tmp_path)
     assert not list(tmp_path.iterdir())
