@@ -54,11 +54,10 @@ def calibrate(
     *,
     max_quality_drop: float = 0.01,
     confidence: float = 0.95,
-    strictnesses: Sequence[float] = STRICTNESSES,
 ) -> list[Tested]:
     """Find the most permissive strictness for a tolerated quality drop, by fixed-sequence testing.
 
-    Settings are tested from strict to permissive until the first that fails, so no correction is needed: with
+    `STRICTNESSES` are tested from strict to permissive until the first that fails, so no correction is needed: with
     probability `confidence` the chosen one has no larger mean drop than tolerated, on prompts of the same distribution
     and with the same models and settings (Learn then Test, Angelopoulos et al., arXiv 2110.01052).
 
@@ -71,7 +70,6 @@ def calibrate(
         output: a folder that stores every finished call, so that an interrupted calibration can continue.
         max_quality_drop: tolerated drop, in (0, 1), in units of the task's metric.
         confidence: in (0, 1).
-        strictnesses: values to test, from strict to permissive.
 
     Returns:
         All tested settings; all but the last have passed. The last one has if its p-value is at most `1 - confidence`.
@@ -86,11 +84,9 @@ def calibrate(
         raise ValueError(f"`world_size` must be 1 for a calibration, got {settings.world_size}; use one process.")
     if pair.draft is None:
         raise ValueError("a calibration needs a draft model: it does not support prompt lookup.")
-    if list(strictnesses) != sorted(set(strictnesses), reverse=True):
-        raise ValueError(f"`strictnesses` must fall from strict to permissive, got {list(strictnesses)}.")
     tested: list[Tested] = []
     found = None
-    for strictness in strictnesses:
+    for strictness in STRICTNESSES:
         label = f"diversed@{strictness:g}"
         records = evaluate(pair, task, examples, [PLAIN, label], settings, head=head, output=output)
         results = read_results(output)

@@ -20,11 +20,11 @@ _ROUNDING = 1e-9  # statistics closer than this count as equal
 
 @dataclass(frozen=True)
 class Estimate:
-    """A statistic with percentile bounds at one level; NaN where it is not defined.
+    """A statistic with 95% percentile bounds; NaN where it is not defined.
 
     Attributes:
         value: on the original prompts.
-        low, high: two-sided bounds. lower, upper: one-sided bounds, each at the level by itself.
+        low, high: two-sided bounds. lower: one-sided bound.
         outside: share of replicates in which the statistic is not defined.
     """
 
@@ -32,7 +32,6 @@ class Estimate:
     low: float
     high: float
     lower: float
-    upper: float
     outside: float = 0.0
 
 
@@ -69,36 +68,34 @@ class Bootstrap:
         return _divide(self.totals(numerators), self.totals(denominators))
 
     @staticmethod
-    def estimate(statistic: np.ndarray, level: float = 0.95) -> Estimate:
+    def estimate(statistic: np.ndarray) -> Estimate:
         """Return value and percentile bounds of a statistic `[R + 1]`."""
         value, replicates = float(statistic[0]), statistic[1:]
         known = replicates[~np.isnan(replicates)]
         outside = 1.0 - len(known) / len(replicates)
         if np.isnan(value) or outside > MAX_OUTSIDE:
-            return Estimate(value, np.nan, np.nan, np.nan, np.nan, outside)
-        tail = 1.0 - level
-        low, high, lower, upper = np.quantile(known, [tail / 2, 1.0 - tail / 2, tail, 1.0 - tail])
-        return Estimate(value, float(low), float(high), float(lower), float(upper), outside)
+            return Estimate(value, np.nan, np.nan, np.nan, outside)
+        low, high, lower = np.quantile(known, [0.025, 0.975, 0.05])
+        return Estimate(value, float(low), float(high), float(lower), outside)
 
-    def estimate_mean(self, statistic: np.ndarray, low: float, high: float, level: float = 0.95) -> Estimate:
+    def estimate_mean(self, statistic: np.ndarray, low: float, high: float) -> Estimate:
         """Return `estimate` of a mean of values in [low, high]; also valid if all prompts have the same value.
 
         In that case all replicates are equal. The probability of any other value is then at most Wilson's upper
         bound for 0 of P, which bounds the mean in both directions. For values of 0 and 1 this is Wilson's interval
         with the prompts as trials.
         """
-        found = self.estimate(statistic, level)
+        found = self.estimate(statistic)
         if np.isnan(found.low) or np.ptp(statistic[~np.isnan(statistic)]) > _ROUNDING:
             return found
         trials = self.counts.shape[1]
-        two_sided, one_sided = (wilson(0, trials, confidence)[1] for confidence in (level, 2.0 * level - 1.0))
+        two_sided, one_sided = (wilson(0, trials, level)[1] for level in (0.95, 0.9))
         below, above = found.value - low, high - found.value
         return Estimate(
             found.value,
             found.value - two_sided * below,
             found.value + two_sided * above,
             found.value - one_sided * below,
-            found.value + one_sided * above,
             found.outside,
         )
 

@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 
-from hf_diversed.formatting import percent, with_bounds
+from hf_diversed.formatting import percent
 
 
-def markdown_table(records: Sequence[dict], bounds: bool = False) -> str:
+def markdown_table(records: Sequence[dict]) -> str:
     """Acceptance rate and quality, methods by tasks (the layout of table 1 of arXiv 2604.07622).
 
     Args:
         records: records of any number of evaluations and tasks. Each temperature and draft length has its own table.
             A method that did not run on a task shows "-".
-        bounds: add the 95% bounds.
 
     Raises:
         ValueError: without records, or with two records for one cell.
@@ -21,7 +20,7 @@ def markdown_table(records: Sequence[dict], bounds: bool = False) -> str:
     tables = []
     for temperature, gamma in dict.fromkeys((row["temperature"], row["num_assistant_tokens"]) for row in records):
         chosen = [row for row in records if (row["temperature"], row["num_assistant_tokens"]) == (temperature, gamma)]
-        tables.append("\n".join(_table(chosen, bounds)))
+        tables.append("\n".join(_table(chosen)))
     return "\n\n".join(tables) + "\n"
 
 
@@ -30,7 +29,7 @@ def setting(record: dict) -> str:
     return f"temperature {record['temperature']:g}, {record['num_assistant_tokens']} draft tokens per round"
 
 
-def _table(records: Sequence[dict], bounds: bool) -> list[str]:
+def _table(records: Sequence[dict]) -> list[str]:
     cells: dict[tuple[str, str], dict] = {}
     for row in records:
         key = (row["method"], row["task"])
@@ -46,15 +45,9 @@ def _table(records: Sequence[dict], bounds: bool) -> list[str]:
         "",
         f"| method | {head} |",
         "|---|" + "---:|" * (2 * len(tasks)),
-        *(
-            f"| `{method}` | {' | '.join(_cells(cells.get((method, task)), bounds) for task in tasks)} |"
-            for method in methods
-        ),
+        *(f"| `{method}` | {' | '.join(_cells(cells.get((method, task))) for task in tasks)} |" for method in methods),
     ]
 
 
-def _cells(row: dict | None, bounds: bool) -> str:
-    if row is None:
-        return "- | -"
-    names = ("acceptance_rate", "quality")
-    return " | ".join(with_bounds(row, name) if bounds else percent(row[name]) for name in names)
+def _cells(row: dict | None) -> str:
+    return "- | -" if row is None else f"{percent(row['acceptance_rate'])} | {percent(row['quality'])}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hf_diversed.evaluation.calls import COUNTERS
-from hf_diversed.evaluation.intervals import Bootstrap, Estimate, interpolate, wilson
+from hf_diversed.evaluation.intervals import Bootstrap, Estimate, interpolate
 from hf_diversed.evaluation.results import Results
 from hf_diversed.formatting import LOSSLESS, PLAIN
 
@@ -59,15 +59,6 @@ class MethodTable:
         width = max(map(len, counts))
         return [sum(row[j] for row in counts if j < len(row)) / rounds for j in range(width)]
 
-    def mean_score(self, relaxed: bool) -> float | None:
-        """Return the quality of completions with relaxed tokens, or of those without; None without data."""
-        if "relaxed" not in self.rows:
-            return None
-        chosen = [
-            score for score, count in zip(self.rows["score"], self.rows["relaxed"]) if bool(count > 0) == relaxed
-        ]
-        return math.fsum(chosen) / len(chosen) if chosen else None
-
     def largest(self, name: str) -> float | None:
         return max((value for value in self.rows.get(name, []) if value is not None), default=None)
 
@@ -76,13 +67,12 @@ def summarize(results: Results, labels: Sequence[str] | None = None) -> list[dic
     """Return one record per method, ready for strict JSON; values that do not exist for a method are None.
 
     `*_ci` are two-sided 95% bounds from a bootstrap over prompts. `quality_drop` is the `reference` ("target", else
-    "lossless") minus the method on the same prompts; 95% of the time it lies below `quality_drop_upper`.
-    `prompts_better` and `prompts_worse` are the numbers of prompts with a higher and a lower score than the reference.
-    Rates count as in `SpeculativeStats`; `relaxed_share` is per generated token, `accepted_length` the number of
-    accepted draft tokens per round; `mean_bias`, `max_bias`, `mean_overshoot` and `max_ratio` cover verified
-    positions; `max_ratio` leaves out completions with an emitted token of p = 0. Times are of batched calls, summed
-    over processes. `peak_memory_bytes` is the maximum over calls, of kind `peak_memory_kind` (see `PeakMemory`).
-    `quality_wilson_ci` is given for single samples that are right or wrong.
+    "lossless") minus the method on the same prompts. `prompts_better` and `prompts_worse` are the numbers of prompts
+    with a higher and a lower score than the reference. Rates count as in `SpeculativeStats`; `relaxed_share` is per
+    generated token, `accepted_length` the number of accepted draft tokens per round; `mean_bias`, `max_bias`,
+    `mean_overshoot` and `max_ratio` cover verified positions; `max_ratio` leaves out completions with an emitted token
+    of p = 0. Times are of batched calls, summed over processes. `peak_memory_bytes` is the maximum over calls, of kind
+    `peak_memory_kind` (see `PeakMemory`).
 
     `static_gain` is the quality minus that of the static curve at the same acceptance rate. The curve is piecewise
     linear through (acceptance rate, quality) of all methods with a constant weight, including lossless as weight 1;
@@ -112,9 +102,8 @@ def summarize(results: Results, labels: Sequence[str] | None = None) -> list[dic
             "max_new_tokens": results.header["max_new_tokens"],
             **{name: results.header["settings"].get(name) for name in _SHARED},
             **_quality(table, reference, bootstrap),
-            "quality_wilson_ci": _wilson(table),
             **_acceptance(table, bootstrap),
-            **_cost(table, tables.get(PLAIN)),
+            **_cost(table),
             **_static_gain(table, list(tables.values()), bootstrap),
         }
         for label, table in tables.items()
@@ -124,22 +113,14 @@ def summarize(results: Results, labels: Sequence[str] | None = None) -> list[dic
 def _quality(table: MethodTable, reference: MethodTable | None, bootstrap: Bootstrap) -> dict:
     quality = bootstrap.ratio(table.sums["score"], table.sums["rows"])
     values = _with_bounds("quality", bootstrap.estimate_mean(quality, 0.0, 1.0))
-    values |= {"quality_relaxed": table.mean_score(True), "quality_unrelaxed": table.mean_score(False)}
     if reference is None or reference is table:
-        nothing = ("quality_drop", "quality_drop_ci", "quality_drop_upper", "prompts_better", "prompts_worse")
+        nothing = ("quality_drop", "quality_drop_ci", "prompts_better", "prompts_worse")
         return values | {"reference": None} | dict.fromkeys(nothing)
     better = bootstrap.ratio(reference.sums["score"], reference.sums["rows"])
     drop = bootstrap.estimate_mean(better - quality, -1.0, 1.0)
     gains = table.sums["score"] - reference.sums["score"]
     discordant = {"prompts_better": int((gains > 0).sum()), "prompts_worse": int((gains < 0).sum())}
-    upper = {"quality_drop_upper": _number(drop.upper)}
-    return values | {"reference": reference.label} | _with_bounds("quality_drop", drop) | upper | discordant
-
-
-def _wilson(table: MethodTable) -> list[float] | None:
-    scores = table.rows["score"]
-    single = len(set(table.rows["prompt"])) == len(scores)
-    return list(wilson(round(sum(scores)), len(scores))) if single and set(scores) <= {0.0, 1.0} else None
+    return values | {"reference": reference.label} | _with_bounds("quality_drop", drop) | discordant
 
 
 def _acceptance(table: MethodTable, bootstrap: Bootstrap) -> dict:
@@ -170,13 +151,10 @@ def z_score(statistic: np.ndarray) -> float | None:
     return float(statistic[0]) / error if error > 0 else None
 
 
-def _cost(table: MethodTable, plain: MethodTable | None) -> dict:
-    mean_tokens = table.rate("tokens", "rows")
-    plain_tokens = None if plain is None else plain.rate("tokens", "rows")
+def _cost(table: MethodTable) -> dict:
     num_rows, num_tokens = (float(table.sums[name].sum()) for name in ("rows", "tokens"))
     return {
-        "mean_tokens": mean_tokens,
-        "length_ratio": mean_tokens / plain_tokens if mean_tokens is not None and plain_tokens else None,
+        "mean_tokens": table.rate("tokens", "rows"),
         "seconds_per_sample": table.seconds / num_rows,
         "tokens_per_second": num_tokens / table.seconds if table.seconds else None,
         "peak_memory_bytes": table.peak_bytes,

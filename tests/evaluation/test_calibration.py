@@ -8,7 +8,7 @@ import torch
 
 from hf_diversed import DiversedHead, DiversedVerifier
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
-from hf_diversed.evaluation.calibration import calibrate, rewards
+from hf_diversed.evaluation.calibration import STRICTNESSES, calibrate, rewards
 from tests.evaluation.fakes import Interrupted, LetterTask, examples, tiny_pair
 from tests.tiny import calibration, ragged_batch, tiny_head
 
@@ -18,11 +18,19 @@ SETTINGS = EvaluationSettings(batch_size=10, samples_per_prompt=2, num_assistant
 SMALL, LARGE, STRICT_TO_PERMISSIVE = 0.001, 0.7, (0.9, 0.5, 0.1)
 
 
-def run(pair, folder: Path, task=None, limit=LARGE, strictnesses=STRICT_TO_PERMISSIVE, head=None):
+@pytest.fixture(autouse=True)
+def few_strictnesses(monkeypatch):
+    monkeypatch.setattr("hf_diversed.evaluation.calibration.STRICTNESSES", STRICT_TO_PERMISSIVE)
+
+
+def run(pair, folder: Path, task=None, limit=LARGE, head=None):
     task, head = task or LetterTask(), head or tiny_head()
-    return calibrate(
-        pair, task, examples(20), head, SETTINGS, folder, max_quality_drop=limit, strictnesses=strictnesses
-    )
+    return calibrate(pair, task, examples(20), head, SETTINGS, folder, max_quality_drop=limit)
+
+
+def test_strictnesses_fall():
+    """Catches an order in which the test of a strictness is not valid after those before it."""
+    assert list(STRICTNESSES) == sorted(set(STRICTNESSES), reverse=True)
 
 
 def test_an_interrupted_calibration_continues(pair, tmp_path):
@@ -73,7 +81,8 @@ def test_the_last_strictness_that_passes_is_chosen(pair, tmp_path, monkeypatch):
     results = iter([0.01, 0.05, 0.06, 0.0])
     monkeypatch.setattr("hf_diversed.evaluation.calibration.p_value", lambda *_: next(results))
     head = tiny_head()
-    tested = run(pair, tmp_path, strictnesses=(0.9, 0.7, 0.5, 0.1), head=head)
+    monkeypatch.setattr("hf_diversed.evaluation.calibration.STRICTNESSES", (0.9, 0.7, 0.5, 0.1))
+    tested = run(pair, tmp_path, head=head)
     assert [item.p_value for item in tested] == [0.01, 0.05, 0.06]
     assert head.config.strictness == head.config.calibration["strictness"] == 0.7
     assert head.config.calibration["drop"] == tested[1].drop
@@ -102,8 +111,6 @@ def test_a_calibration_of_other_weights_is_refused(tmp_path):
 
 
 def test_refusals(pair, tmp_path):
-    with pytest.raises(ValueError, match="`strictnesses` must fall from strict to permissive"):
-        run(pair, tmp_path, strictnesses=(0.1, 0.9))
     with pytest.raises(ValueError, match="`max_quality_drop` must lie between 0 and 1, got 0"):
         run(pair, tmp_path, limit=0.0)
     with pytest.raises(ValueError, match=r"`confidence` must lie between 0 and 1, got 1.0"):

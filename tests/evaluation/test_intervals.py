@@ -42,9 +42,8 @@ def test_bounds_are_percentiles(sums):
     statistic = np.concatenate([[1000.0], np.random.default_rng(0).permutation(1001) / 1000])
     estimate = Bootstrap.estimate(statistic)
     assert estimate.value == 1000.0
-    found = [estimate.low, estimate.high, estimate.lower, estimate.upper]
-    np.testing.assert_allclose(found, [0.025, 0.975, 0.05, 0.95], atol=1e-12)
-    assert Bootstrap.estimate(statistic, level=0.9).low == pytest.approx(0.05)
+    found = [estimate.low, estimate.high, estimate.lower]
+    np.testing.assert_allclose(found, [0.025, 0.975, 0.05], atol=1e-12)
 
 
 def test_coverage_of_clustered_samples():
@@ -85,7 +84,7 @@ def test_undefined_statistics():
     assert Bootstrap.estimate(many).outside > MAX_OUTSIDE
     assert np.isnan(Bootstrap.estimate(many).low)
     unknown = Bootstrap.estimate(np.array([np.nan, 0.1, 0.2]))
-    assert np.isnan([unknown.value, unknown.low, unknown.upper]).all()
+    assert np.isnan([unknown.value, unknown.low, unknown.lower]).all()
     empty = Bootstrap(4, 10)
     assert np.isnan(empty.ratio(np.zeros(4), np.zeros(4))).all()
 
@@ -111,7 +110,7 @@ def test_outcomes_that_are_all_equal(value, expected):
     found = bootstrap.estimate_mean(bootstrap.ratio(right, ones), 0.0, 1.0)
     assert found.value == value
     assert (found.low, found.high) == pytest.approx(wilson(*expected), abs=1e-12)
-    assert (found.lower, found.upper) == pytest.approx(wilson(*expected, level=0.9), abs=1e-12)
+    assert found.lower == pytest.approx(wilson(*expected, level=0.9)[0], abs=1e-12)
     assert found.high - found.low > 0.3
 
 
@@ -132,4 +131,4 @@ def test_outcomes_that_differ_keep_their_percentiles(sums):
     ratio = bootstrap.ratio(accepted[0], drafted[0])
     assert bootstrap.estimate_mean(ratio, 0.0, 1.0) == bootstrap.estimate(ratio)
     nothing = bootstrap.estimate_mean(bootstrap.ratio(np.zeros(23), np.zeros(23)), 0.0, 1.0)
-    assert np.isnan([nothing.value, nothing.low, nothing.upper]).all()
+    assert np.isnan([nothing.value, nothing.low, nothing.lower]).all()
