@@ -2,12 +2,11 @@
 
 python -m benchmarks.learning math
 
-Trains variants of the packaged head that differ in one setting: other seeds and, with --thorough, another bound on the
-drop, frozen parameters, other inputs and another architecture. Heads of other seeds or bounds are compared with
-lenience and with the untrained head they started from, both set to the same acceptance on rollouts of training
-prompts. All methods then decode the same test prompts. The results are added to those of
-`hf-diversed evaluate --output results/TASK.json`, which must run first. Writes results/learning-TASK.json. Several
-processes with RANK and WORLD_SIZE share the heads and then the evaluation; repeat the command until it is complete.
+Trains the packaged head with other seeds. The heads are compared with lenience and with the untrained head they
+started from, both set to the same acceptance on rollouts of training prompts. All methods then decode the same test
+prompts. The results are added to those of `hf-diversed evaluate --output results/TASK.json`, which must run first.
+Writes results/learning-TASK.json. Several processes with RANK and WORLD_SIZE share the heads and then the evaluation;
+repeat the command until it is complete.
 """
 
 import argparse
@@ -20,12 +19,11 @@ from typing import Any
 import torch
 
 from benchmarks.differences import compare
-from benchmarks.variants import DONE, Variant, train
+from benchmarks.variants import DONE, train
 from embedded.records import draw_records
 from hf_diversed import DiversedHead, load_demo_pair
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
 from hf_diversed.evaluation.calls import Task
-from hf_diversed.features import NUM_DISTRIBUTION_FEATURES
 from hf_diversed.files import write_json
 from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.sampling import Sampling
@@ -39,15 +37,7 @@ from hf_diversed.verifiers.learned import TokenScore
 from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
 
 
-SEEDS = {f"seed-{seed}": Variant({"seed": seed}) for seed in (43, 44)}
-BOUND = {"drop-0.005": Variant({"max_quality_drop": 0.005})}
-# Adam changes every weight by about the learning rate, so a head with a dozen inputs needs a larger one.
-ABLATIONS = {
-    "frozen-slope": Variant(frozen={"out.weight": NUM_DISTRIBUTION_FEATURES}),
-    "frozen-bias": Variant(frozen={"out.bias": slice(None)}),
-    "hidden-states": Variant({"head_features": "both", "learning_rate": 0.02}),
-    "gelu-64": Variant({"head_type": "mlp", "learning_rate": 0.02}),
-}
+SEEDS = {f"seed-{seed}": {"seed": seed} for seed in (43, 44)}
 MATCHED_ROLLOUTS = 512
 PACKAGED, OF_MIXTURE, UNTRAINED, CASCADE = "diversed", "diversed-mixture", "untrained", "spec_cascade:token_v3:0.95"
 BASELINES = ["target", "lossless", CASCADE]
@@ -60,14 +50,13 @@ def main() -> None:
     rank, world_size = (int(os.environ.pop(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
     pair, task = load_demo_pair(), get_task(options.task, allow_code_execution=True)
     packaged = WEIGHTS / HEADS / task.name
-    study = SEEDS | (BOUND | ABLATIONS if options.thorough else {})
-    for name in list(study)[rank::world_size]:
-        train(study[name], pair, task, parts / name, packaged)
-    if not all((parts / name / DONE).exists() for name in study):
+    for name in list(SEEDS)[rank::world_size]:
+        train(SEEDS[name], pair, task, parts / name, packaged)
+    if not all((parts / name / DONE).exists() for name in SEEDS):
         print("Other processes are still training; run this again for the evaluation.")
         return
-    heads = {PACKAGED: packaged, **{name: parts / name for name in study}}
-    matched = {name: match(pair, task, folder) for name, folder in heads.items() if name not in ABLATIONS}
+    heads = {PACKAGED: packaged, **{name: parts / name for name in SEEDS}}
+    matched = {name: match(pair, task, folder) for name, folder in heads.items()}
     methods: dict[str, Any] = {name: DiversedVerifier(load(folder)) for name, folder in heads.items()}
     methods[OF_MIXTURE] = DiversedVerifier(load(WEIGHTS / MIXTURE / task.name))
     for match_of_head in matched.values():
@@ -97,7 +86,6 @@ def main() -> None:
             for name, match_of_head in matched.items()
             for kind in ("lenience", "untrained")
         ),
-        *(compare(results, PACKAGED, name) for name in study if name in ABLATIONS),
     ]
     record = {"records": rows, "matched": matched, "comparisons": comparisons, "provenance": provenance(settings.seed)}
     write_json(options.output, record)
@@ -172,7 +160,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--num-examples", type=int, default=1000)
     parser.add_argument("--samples-per-prompt", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=250)
-    parser.add_argument("--thorough", action="store_true", help="also train with another bound, and ablations")
     parser.add_argument("--output", type=Path, help="results/learning-TASK.json by default")
     options = parser.parse_args()
     options.output = options.output or Path("results") / f"learning-{options.task}.json"

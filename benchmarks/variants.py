@@ -14,11 +14,8 @@ samples.
 import argparse
 import json
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from benchmarks.differences import compare
 from embedded.records import draw_records
@@ -36,26 +33,12 @@ from hf_diversed.training.rollout import RecordingVerifier
 from hf_diversed.zoo.loader import MIXTURE, WEIGHTS
 
 
-@dataclass(frozen=True)
-class Variant:
-    """Differences from the packaged head.
-
-    Attributes:
-        settings: training settings that change.
-        frozen: entries of a parameter's last dimension (an index or a slice) that are not trained, by its name.
-    """
-
-    settings: dict[str, Any] = field(default_factory=dict)
-    frozen: dict[str, int | slice] = field(default_factory=dict)
-
-
-STUDIES = {
+# Training settings of each variant that differ from those of the packaged head.
+STUDIES: dict[str, dict[str, dict[str, Any]]] = {
     "features": {
         # Adam changes every weight by about the learning rate, so a head with eight inputs needs a larger one.
-        f"{features}-{shape}": Variant(
-            {"head_features": features, "head_type": shape}
-            | ({} if (features, shape) == ("distribution", "linear") else {"learning_rate": 0.02})
-        )
+        f"{features}-{shape}": {"head_features": features, "head_type": shape}
+        | ({} if (features, shape) == ("distribution", "linear") else {"learning_rate": 0.02})
         for features in FEATURES
         for shape in HEAD_TYPES
     },
@@ -73,7 +56,7 @@ def main() -> None:
     pair, task = load_demo_pair(heads=MIXTURE), get_task(options.task, allow_code_execution=True)
     study = STUDIES[options.study]
     for name in list(study)[rank::world_size]:
-        train(study[name], pair, task, folder / name, WEIGHTS / MIXTURE / task.name, options.set)
+        train(options.set | study[name], pair, task, folder / name, WEIGHTS / MIXTURE / task.name)
     if not all((folder / name / DONE).exists() for name in study):
         print("Other processes are still training; run this again for the evaluation.")
         return
@@ -128,10 +111,8 @@ def claim(folder: Path, settings: dict[str, Any]) -> None:
         raise ValueError(f"{folder} was written with other settings; move or remove it, or use the same settings.")
 
 
-def train(
-    variant: Variant, pair: Pair, task: Task, folder: Path, packaged: Path, changes: dict[str, Any] | None = None
-) -> None:
-    """Train a head with the settings in the packaged head's provenance, unless `folder` contains it.
+def train(changes: dict[str, Any], pair: Pair, task: Task, folder: Path, packaged: Path) -> None:
+    """Train a head with changes to the settings in the packaged head's provenance, unless `folder` contains it.
 
     Raises:
         ValueError: if `folder` contains a finished or unfinished head with other settings.
@@ -140,7 +121,7 @@ def train(
     settings = {name: value for name, value in source["training"].items() if value is not None}
     settings["per_device_train_batch_size"] *= source["world_size"]  # one process samples the rollouts of all
     settings |= {"eval_strategy": "steps", "load_best_model_at_end": True, "seed": source["seed"]}
-    settings |= (changes or {}) | variant.settings
+    settings |= changes
     claim(folder, settings)
     if (folder / DONE).exists():
         return
@@ -164,18 +145,8 @@ def train(
     measured = next(folder.parent.glob(f"*/{REFERENCES}"), None)
     if measured is not None:
         trainer.scorer.references = ReferenceRewards(measured, json.loads(measured.read_text())["settings"])
-    parameters = dict(trainer.model.named_parameters())
-    for name, entries in variant.frozen.items():
-        parameters[name].register_hook(lambda gradient, entries=entries: without(gradient, entries))
     trainer.train(resume_from_checkpoint=True)
     trainer.save_model(str(folder))
-
-
-def without(gradient: torch.Tensor, entries: int | slice) -> torch.Tensor:
-    """Return the gradient with these entries of the last dimension set to zero."""
-    gradient = gradient.clone()
-    gradient[..., entries] = 0.0
-    return gradient
 
 
 if __name__ == "__main__":
