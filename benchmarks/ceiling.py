@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from hf_diversed import load_demo_pair
-from hf_diversed.evaluation.calls import Task
 from hf_diversed.evaluation.intervals import Bootstrap
 from hf_diversed.features import distribution_features, drafted_token_features
 from hf_diversed.files import write_json
@@ -31,7 +30,7 @@ from hf_diversed.harness.prompts import encode, plan_batches
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.provenance import module_digest, provenance
 from hf_diversed.sampling import residual
-from hf_diversed.tasks import get_task, load_records
+from hf_diversed.tasks import Task, get_task, load_records
 from hf_diversed.training.labels import cut
 from hf_diversed.verifiers import LosslessVerifier
 from hf_diversed.zoo.loader import MIXTURE

@@ -23,14 +23,13 @@ import torch
 
 from hf_diversed import DiversedHead, DiversedVerifier, load_demo_pair
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
-from hf_diversed.evaluation.calls import Task
 from hf_diversed.evaluation.intervals import Bootstrap, interpolate
 from hf_diversed.evaluation.summary import MethodTable, z_score
 from hf_diversed.files import write_json
 from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.provenance import provenance
-from hf_diversed.tasks import get_task, load_records
+from hf_diversed.tasks import Task, get_task, load_records
 from hf_diversed.training.counterfactual import FitSettings, fit_head
 from hf_diversed.training.labels import Labels, LabelSettings, make_labels
 from hf_diversed.zoo.loader import MIXTURE

@@ -23,12 +23,11 @@ from benchmarks.variants import DONE, train
 from embedded.records import draw_records
 from hf_diversed import DiversedHead, load_demo_pair
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
-from hf_diversed.evaluation.calls import Task
 from hf_diversed.files import write_json
 from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.provenance import provenance
-from hf_diversed.tasks import get_task, load_records
+from hf_diversed.tasks import Task, get_task, load_records
 from hf_diversed.training import DiversedConfig
 from hf_diversed.training.loading import fresh_head
 from hf_diversed.training.rollout import Sampler

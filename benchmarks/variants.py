@@ -21,11 +21,10 @@ from benchmarks.differences import compare
 from embedded.records import draw_records
 from hf_diversed import DiversedHead, load_demo_pair
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
-from hf_diversed.evaluation.calls import Task
 from hf_diversed.harness.pair import Pair
 from hf_diversed.head.configuration_diversed import FEATURES, HEAD_TYPES
 from hf_diversed.provenance import provenance
-from hf_diversed.tasks import get_task, load_records, prompt_rows
+from hf_diversed.tasks import Task, get_task, load_records, prompt_rows
 from hf_diversed.tasks.rewards import task_reward
 from hf_diversed.training import DiversedConfig, DiversedTrainer
 from hf_diversed.training.references import ReferenceRewards

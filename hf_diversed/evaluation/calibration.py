@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from hf_diversed.evaluation.calls import Task
 from hf_diversed.evaluation.evaluate import evaluate
 from hf_diversed.evaluation.results import Results, read_results
 from hf_diversed.evaluation.settings import EvaluationSettings
 from hf_diversed.formatting import PLAIN
 from hf_diversed.harness.pair import Pair
 from hf_diversed.head import DiversedHead
+from hf_diversed.tasks import PromptedTask, Task
 
 
 # Strict to permissive. Below the last one nearly every draft token is accepted.
@@ -46,7 +46,7 @@ class Tested:
 
 def calibrate(
     pair: Pair,
-    task: Task,
+    task: Task | PromptedTask,
     examples: Sequence[Mapping[str, Any]],
     head: DiversedHead,
     settings: EvaluationSettings,

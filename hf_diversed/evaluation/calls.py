@@ -1,31 +1,16 @@
 """Decode one batch of prompts with one method and measure it."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from hf_diversed.harness.decode import Decoder
 from hf_diversed.harness.methods import Method
 from hf_diversed.outputs import SpeculativeStats, TokenRecords
-
-
-class Task(Protocol):
-    """The interface of a task in an evaluation. Scores lie in [0, 1]; `metric` is the name of their metric."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def metric(self) -> str: ...
-    @property
-    def stop_strings(self) -> Sequence[str]: ...
-    @property
-    def max_new_tokens(self) -> int: ...
-    def prompt(self, record: Mapping[str, Any]) -> str: ...
-    def score_batch(self, completions: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list[float]: ...
 
 
 # Counters that are summed over rows and prompts, by their names in `SpeculativeStats`.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_diversed import model_facts
-from hf_diversed.evaluation.calls import Task, measured_call
+from hf_diversed.evaluation.calls import measured_call
 from hf_diversed.evaluation.results import Results, open_file, read_results
 from hf_diversed.evaluation.settings import EvaluationSettings
 from hf_diversed.evaluation.summary import summarize
@@ -17,6 +17,7 @@ from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.prompts import encode, plan_batches
 from hf_diversed.head import LOOKED_UP
 from hf_diversed.provenance import data_digest, model_digest, provenance
+from hf_diversed.tasks import PromptedTask, Task
 
 
 REPORT = "evaluation.json"
@@ -25,7 +26,7 @@ _WARM_UP_TOKENS = 8
 
 def evaluate(
     pair: Pair,
-    task: Task,
+    task: Task | PromptedTask,
     examples: Sequence[Mapping[str, Any]],
     methods: Sequence[MethodLike],
     settings: EvaluationSettings | None = None,
@@ -107,7 +108,7 @@ class _Run:
     def __init__(
         self,
         pair: Pair,
-        task: Task,
+        task: Task | PromptedTask,
         examples: list[Mapping[str, Any]],
         methods: list[Method],
         settings: EvaluationSettings,

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_diversed.evaluation.calls import Task
 from hf_diversed.evaluation.evaluate import REPORT, evaluate
 from hf_diversed.evaluation.settings import EvaluationSettings
 from hf_diversed.files import write_json
 from hf_diversed.harness.methods import HeadLike, MethodLike
 from hf_diversed.harness.pair import Pair
+from hf_diversed.tasks import PromptedTask, Task
 
 
 # Methods, their settings, and the folder that stores their calls (None: nothing is stored).
@@ -19,7 +19,7 @@ Part = tuple[Sequence[MethodLike], EvaluationSettings, Path | None]
 
 def sweep(
     pair: Pair,
-    task: Task,
+    task: Task | PromptedTask,
     examples: Sequence[Mapping[str, Any]],
     parts: Sequence[Part],
     *,
