@@ -135,12 +135,7 @@ def config_entry(config: GenerationConfig | None, name: str):
     return vars(config).get(name) if config is not None else None
 
 
-def silent_default(name: str):
-    """Upstream's default for an entry of a generation config."""
-    return GenerationConfig._get_default_generation_params()[name]
-
-
 def explicit_entry(config: GenerationConfig, name: str):
     """Return an attribute of a prepared config; None if it equals upstream's default."""
     value = getattr(config, name)
-    return None if value == silent_default(name) else value
+    return None if value == GenerationConfig._get_default_generation_params()[name] else value

@@ -32,24 +32,6 @@ _Compared = MutableMapping[PreTrainedTokenizerBase, tuple[tuple[int, int], str |
 _compared: MutableMapping[PreTrainedTokenizerBase, _Compared] = WeakKeyDictionary()
 
 
-def check_models(
-    model: PreTrainedModel,
-    draft: PreTrainedModel | None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    assistant_tokenizer: PreTrainedTokenizerBase | None = None,
-) -> None:
-    """Check everything that does not depend on the call's inputs. Raises ValueError or TypeError.
-
-    Args:
-        draft: the assistant model; None if draft tokens come from the text or from the target itself.
-    """
-    check_model(model, "target")
-    if draft is not None:
-        check_model(draft, "draft")
-        check_vocabularies(model, draft)
-        check_tokenizers(model, draft, tokenizer, assistant_tokenizer)
-
-
 def is_count(value: object) -> bool:
     """Return whether a value is an integer >= 1 and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
@@ -65,7 +47,11 @@ def check_request(request: Request, source: str | None = None) -> None:
     """
     model, config, batch_size = request.model, request.config, len(request.input_ids)
     draft = request.assistant_model if source is None else None
-    check_models(model, draft, request.tokenizer, request.assistant_tokenizer)
+    check_model(model, "target")
+    if draft is not None:
+        check_model(draft, "draft")
+        check_vocabularies(model, draft)
+        check_tokenizers(model, draft, request.tokenizer, request.assistant_tokenizer)
     check_config(config)
     is_user_cache = _compat.is_user_cache(request.model_kwargs.get(_compat.CACHE_ARGUMENT))
     check_inputs(model, request.input_ids, request.model_kwargs, is_user_cache)
