@@ -82,7 +82,7 @@ RULES: dict[str, Rule] = {
     "strictness_slope": _number(1e-3, 1e6, optional=True),
     "intermediate_size": _integer(2**14),
     "normalize": _choice(True, False),
-    "mixing": _choice("probs"),
+    "mixing": _choice("probs"),  # in heads of earlier versions; nothing reads it
     "task": _TEXT,
     "num_assistant_tokens": _integer(64, optional=True),
     "training_temperature": (
@@ -132,7 +132,7 @@ class DiversedHeadConfig(PreTrainedConfig):
         strictness_slope: change of the logit per unit of logit(strictness); None derives it from the slope of the
             logit in log p/q.
         normalize: normalise each hidden state to zero mean and unit variance; False for converted heads.
-        task: task of the training. `mixing`: what the weight mixes; only "probs" is allowed.
+        task: task of the training.
         num_assistant_tokens: draft tokens per round in training, 1 to 64; the default for generation.
         training_temperature: temperature of the rollouts, 0 for greedy; None if unknown.
         base_model_name_or_path, base_model_revision: the target model. assistant_model_name_or_path,
@@ -162,7 +162,6 @@ class DiversedHeadConfig(PreTrainedConfig):
     strictness_slope: float | None = None
     intermediate_size: int = 64
     normalize: bool = True
-    mixing: str = "probs"
     task: str | None = None
     num_assistant_tokens: int | None = None
     training_temperature: float | None = None

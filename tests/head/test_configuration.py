@@ -120,19 +120,20 @@ def test_other_entries_are_left_out(load, tmp_path, caplog, monkeypatch):
 
 
 def test_entries_of_transformers_are_not_warned_of(caplog, monkeypatch):
-    """Catches a warning for heads that were saved or copied normally."""
+    """Catches a warning for heads that were saved or copied normally, also by earlier versions, with `mixing`."""
     monkeypatch.setattr(logging.get_logger("transformers"), "propagate", True)
     config = DiversedHeadConfig(8, 8, dtype="bfloat16", architectures=["DiversedHead"])
     again = DiversedHeadConfig.from_dict(config.to_dict())
     assert again.to_dict() == config.to_dict()
     assert again.dtype is torch.bfloat16
+    DiversedHeadConfig(8, 8, mixing="probs")
     assert caplog.records == []
 
 
 def test_auto_config_round_trip(tmp_path):
     """Catches a field that is not stored, so that later checks of pair, task and settings would be skipped."""
     settings = {"target_hidden_size": 8, "draft_hidden_size": 6, "head_type": "mlp", "features": "both"}
-    settings |= {"token_features": True, "intermediate_size": 5, "normalize": False, "mixing": "probs"}
+    settings |= {"token_features": True, "intermediate_size": 5, "normalize": False}
     settings |= {"task": "mbpp", "num_assistant_tokens": 4, "training_temperature": 0.0, "vocab_size": 77}
     settings |= {"base_model_name_or_path": "org/big", "base_model_revision": "a1"}
     settings |= {"assistant_model_name_or_path": "org/small", "assistant_model_revision": "b2"}
