@@ -20,12 +20,13 @@ def load_head(name: str, device: torch.device | str | None = None, **hub: Any) -
     """
     folder = Path(name)
     if folder.is_dir():
-        stamp = max((path.stat().st_mtime_ns for path in folder.iterdir()), default=0)
-        return cached_load(name, None, str(device or "cpu"), stamp)
+        files = sorted((path.name, path.stat()) for path in folder.iterdir())
+        stamp = tuple((name, found.st_mtime_ns, found.st_size, found.st_ino) for name, found in files)
+        return cached_load(str(folder), None, str(device or "cpu"), stamp)
     repo_id, _, revision = name.partition("@")
-    return cached_load(repo_id, revision or None, str(device or "cpu"), 0, **hub)
+    return cached_load(repo_id, revision or None, str(device or "cpu"), (), **hub)
 
 
 @lru_cache(maxsize=8)
-def cached_load(name: str, revision: str | None, device: str, stamp: int, **hub: Any) -> DiversedHead:
+def cached_load(name: str, revision: str | None, device: str, stamp: tuple, **hub: Any) -> DiversedHead:
     return DiversedHead.from_pretrained(name, revision=revision or "main", **hub).to(device).eval()

@@ -98,6 +98,8 @@ class DiversedHead(PreTrainedModel):
         hub = {key: kwargs.pop(key) for key in pulling.HUB_ARGUMENTS if kwargs.get(key) is not None}
         hub = pulling.pin(name, **hub)
         entries = pulling.read_config(name, subfolder, cls.config_class.model_type, **hub)
+        if kwargs.get("dtype") == "auto":  # the default
+            del kwargs["dtype"]
         if config is None:
             try:
                 config, kwargs = cls.config_class.from_dict(entries, return_unused_kwargs=True, **kwargs)

@@ -133,6 +133,12 @@ def test_loading_draws_no_random_numbers(folder):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_dtype_auto_is_the_stored_one(tmp_path):
+    """Catches an argument of transformers that is passed on to the configuration."""
+    random_head("mlp", "both").bfloat16().save_pretrained(tmp_path)
+    assert DiversedHead.from_pretrained(tmp_path, dtype="auto").dtype == torch.bfloat16
+
+
 def test_cache_keeps_the_object(folder):
     """Catches a head read from disk at every call, and one left in training mode."""
     first = load_head(str(folder))
@@ -151,6 +157,16 @@ def test_cache_notices_new_weights(folder):
     second = load_head(str(folder))
     assert second is not first
     assert_same(second, other)
+
+
+def test_cache_notices_weights_that_are_older_than_other_files(folder, tmp_path):
+    """Catches a cache that compares the newest time only: `mv` keeps the time of a file."""
+    other = random_head("mlp", "both")
+    other.save_pretrained(tmp_path / "other")
+    (folder / "config.json").touch()
+    load_head(str(folder))
+    os.replace(tmp_path / "other" / "model.safetensors", folder / "model.safetensors")
+    assert_same(load_head(str(folder)), other)
 
 
 @pytest.mark.parametrize(
