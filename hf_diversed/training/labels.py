@@ -349,13 +349,22 @@ def load_labels(path: Path) -> Labels:
 
 
 def _read_done(path: Path, about: dict[str, Any]) -> set[int] | None:
-    """Return the numbers of the batches in the file; None without a file, or if it is empty."""
+    """Return the numbers of the batches in the file; None without a file, or if it is empty.
+
+    Raises:
+        ValueError: if the file contains anything else, or labels with other settings. It is then unchanged.
+    """
+    if not path.exists():
+        return None
+    content, header = path.read_bytes(), b'{"settings": {'
+    if not content.startswith(header[: len(content)]):
+        raise ValueError(f"{path} exists and contains no labels; pass another file.")
+    lines = read_lines(path)
+    if lines and (changes := differences(lines[0]["settings"], about)):
+        raise ValueError(f"{path} was written with other settings ({changes}). Use the same ones, or another file.")
     drop_torn_line(path)
-    lines = read_lines(path) if path.exists() else []
     if not lines:
         return None
-    if changes := differences(lines[0].get("settings", {}), about):
-        raise ValueError(f"{path} was written with other settings ({changes}). Use the same ones, or another file.")
     return {line["batch"] for line in lines[1:]}
 
 

@@ -203,3 +203,13 @@ def test_a_file_without_a_header_is_begun_again(pair, tmp_path, content):
 def test_cut_keeps_the_first_stop_string():
     assert cut("one\n\ntwo\n", ["\n\n", "two"]) == "one\n\n"
     assert cut("one", ["\n"]) == "one"
+
+
+@pytest.mark.parametrize("content", ['{"my": "settings"}', '{"prompt": "a"}\n{"prompt": "last, without a line end"}'])
+def test_another_file_is_left_unchanged(pair, tmp_path, content):
+    """Catches a file of the user that is truncated, or that labels are written into."""
+    path = tmp_path / "labels.jsonl"
+    path.write_text(content)
+    with pytest.raises(ValueError, match="exists and contains no labels; pass another file"):
+        label(pair, path)
+    assert path.read_text() == content
