@@ -280,8 +280,8 @@ def check_return_sequences(count: int | None, named: dict[str, int | None]) -> N
     used = [name for name, value in named.items() if is_set(value)]
     if used and (count or 1) > 1:
         raise ValueError(
-            f"num_return_sequences must be 1 with {used[0]}, got {count}: call generate once per sequence, or pass an "
-            "assistant_model."
+            f"num_return_sequences must be 1 with {used[0]}, got {count}: call generate once per sequence, or draft "
+            "with an assistant_model only."
         )
 
 

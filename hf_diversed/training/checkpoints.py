@@ -6,7 +6,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 from transformers import Trainer, TrainerCallback
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer import OPTIMIZER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint, rotate_checkpoints
 
 from hf_diversed.files import writing
@@ -21,6 +21,16 @@ WRITE_FAILURES = (RuntimeError, SafetensorError)
 def resume_point(output_dir: Path) -> str | None:
     """Return the checkpoint with the most steps, or None without checkpoints."""
     return get_last_checkpoint(str(output_dir)) if output_dir.is_dir() else None
+
+
+def check_checkpoint(folder: Path) -> None:
+    """Raise ValueError for a folder without the optimizer's state, with which training would start again."""
+    if not (folder / OPTIMIZER_NAME).exists():
+        newest = resume_point(folder)
+        raise ValueError(
+            f"{folder} has no {OPTIMIZER_NAME}, so training cannot continue from it; pass "
+            + (f"{newest}, its newest checkpoint." if newest else "a folder checkpoint-N of an output folder.")
+        )
 
 
 def publish(unfinished: Path, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rewards of the target model's own completions, the baseline of the constraint; measured once per prompt."""
+"""Rewards of the target model's own completions, the baseline of the constraint; measured once per row."""
 
 import hashlib
 import json
@@ -9,12 +9,17 @@ from typing import Any
 from hf_diversed.files import differences, write_json
 
 
+Row = dict[str, Any]
+
+
 class ReferenceRewards:
-    """Mean reward of the target model's own completions by prompt, stored in a file.
+    """Mean reward of the target model's own completions by row of the dataset, stored in a file.
+
+    The key is the whole row: a reward may read all of its columns, such as the reference answer.
 
     Args:
         path: JSON file, read if it exists.
-        settings: everything except the prompt that the rewards depend on.
+        settings: everything except the row that the rewards depend on.
 
     Raises:
         ValueError: if the file was made with other settings, or is damaged.
@@ -32,35 +37,34 @@ class ReferenceRewards:
                 )
             self.rewards = stored["rewards"]
 
-    def __getitem__(self, prompt: object) -> float | None:
-        return self.rewards[_key(prompt)]
+    def __getitem__(self, row: Row) -> float | None:
+        return self.rewards[_key(row)]
 
-    def missing(self, prompts: list) -> list:
-        """Return the distinct prompts without a stored reward, in order."""
-        return [prompt for key, prompt in {_key(p): p for p in prompts}.items() if key not in self.rewards]
+    def missing(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the distinct rows without a stored reward, in order."""
+        return [row for key, row in {_key(row): row for row in rows}.items() if key not in self.rewards]
 
-    def add(self, prompts: list, rewards: list[float | None]) -> None:
-        """Add the mean reward of each prompt; `prompts` and `rewards` have one entry per completion. The mean omits
-        rewards that are None; if all are None, so is the mean."""
-        by_key: dict[str, list[float]] = {_key(prompt): [] for prompt in prompts}
-        for prompt, reward in zip(prompts, rewards):
+    def add(self, rewarded: Sequence[tuple[Row, float | None]]) -> None:
+        """Add the mean reward of each row, given one (row, reward) pair per completion. The mean omits rewards that
+        are None; if all are None, so is the mean."""
+        by_key: dict[str, list[float]] = {}
+        for row, reward in rewarded:
+            known = by_key.setdefault(_key(row), [])
             if reward is not None:
-                by_key[_key(prompt)].append(reward)
+                known.append(reward)
         self.rewards |= {key: sum(values) / len(values) if values else None for key, values in by_key.items()}
 
-    def measure(self, rows: Sequence[dict[str, Any]], draw: Callable[..., list], portion: int, save: bool) -> None:
+    def measure(self, rows: Sequence[Row], draw: Callable[..., list], portion: int, save: bool) -> None:
         """Measure the missing rewards of `rows` in portions, and save after each portion.
 
         Args:
-            draw: function of rows and a seed; returns one (prompt, reward) pair per completion. The seed is the number
+            draw: function of rows and a seed; returns one (row, reward) pair per completion. The seed is the number
                 of stored rewards, so a resumed measurement draws the same completions.
             save: whether this process writes the file.
         """
-        by_prompt = {_key(row["prompt"]): row for row in reversed(rows)}
-        todo = [by_prompt[_key(prompt)] for prompt in self.missing([row["prompt"] for row in rows])]
+        todo = self.missing(rows)
         for start in range(0, len(todo), portion):
-            drawn = draw(todo[start : start + portion], len(self.rewards))
-            self.add([prompt for prompt, _ in drawn], [reward for _, reward in drawn])
+            self.add(draw(todo[start : start + portion], len(self.rewards)))
             if save:
                 self.save()
 
@@ -79,5 +83,5 @@ def _read(path: Path) -> dict:
         ) from error
 
 
-def _key(prompt: object) -> str:
-    return hashlib.blake2b(json.dumps(prompt, sort_keys=True).encode(), digest_size=12).hexdigest()
+def _key(row: Row) -> str:
+    return hashlib.blake2b(json.dumps(row, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()

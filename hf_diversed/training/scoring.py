@@ -41,7 +41,7 @@ class Scorer:
         truncation; and "counts" of the whole batch."""
         facts = self.rewards(rows, rollouts.completions, rollouts.completion_ids)
         if self.references is not None:
-            references = [self.references[row["prompt"]] for row in rows]
+            references = [self.references[row] for row in rows]
             facts["drop"] = [
                 None if reference is None or reward is None else reference - reward
                 for reference, reward in zip(references, facts["reward"])

@@ -25,7 +25,7 @@ from hf_diversed.method_names import AS_TRAINED
 from hf_diversed.provenance import model_digest, provenance, recorded_settings
 from hf_diversed.tasks.rewards import RewardError, RewardFunc, RewardSum
 from hf_diversed.training.arguments import DiversedConfig, own_settings
-from hf_diversed.training.checkpoints import AtomicCheckpoints, Rescue, resume_point
+from hf_diversed.training.checkpoints import AtomicCheckpoints, Rescue, check_checkpoint, resume_point
 from hf_diversed.training.constraint import ConstraintCallback
 from hf_diversed.training.loading import fresh_head, load_frozen, load_tokenizer, set_initial_prediction
 from hf_diversed.training.objective import diversed_loss, leave_one_out
@@ -172,13 +172,15 @@ class DiversedTrainer(AtomicCheckpoints):
             kwargs: other arguments of `Trainer.train`.
 
         Raises:
-            ValueError: if the given folder contains no checkpoint.
+            ValueError: if the given folder contains no checkpoint, or one without the optimizer's state.
             RewardError: if a reward raises. A checkpoint of the steps so far is saved first.
             OSError: if another run is training in `output_dir`, or a file there cannot be written.
         """
         with sole_run(self.args):
             if resume_from_checkpoint is True:
                 resume_from_checkpoint = resume_point(Path(self.args.output_dir))
+            if resume_from_checkpoint:
+                check_checkpoint(Path(resume_from_checkpoint))
             return self._train(resume_from_checkpoint or None, **kwargs)
 
     def _train(self, resume_from_checkpoint: str | None, **kwargs):
@@ -315,7 +317,7 @@ class DiversedTrainer(AtomicCheckpoints):
         return references
 
     def _measure_references(self, rows: Rows) -> None:
-        """Measure the target's own reward on every prompt without a stored one."""
+        """Measure the target's own reward on every row without a stored one."""
         args = self.args
         references = self.scorer.references or self._stored_references()
         self.scorer.references = references
@@ -323,13 +325,13 @@ class DiversedTrainer(AtomicCheckpoints):
         with self._timed("reference"):
             references.measure(rows, self._reference_rewards, portion, save=self.is_world_process_zero())
 
-    def _reference_rewards(self, rows: Rows, number: int) -> list[tuple[Any, float | None]]:
-        """Return (prompt, reward) of each completion drawn from the target distribution, on all devices."""
+    def _reference_rewards(self, rows: Rows, number: int) -> list[tuple[dict[str, Any], float | None]]:
+        """Return (row, reward) of each completion drawn from the target distribution, on all devices."""
         args = self.args
         local = [row for row in rows[args.process_index :: args.world_size] for _ in range(args.reference_generations)]
         prompts = [row["prompt"] for row in local]
         drawn = self.sampler.lossless(prompts, self._seed("reference", number))
-        return gathered(lambda: list(zip(prompts, self.scorer.rewards(local, *drawn)["reward"])) if local else [])
+        return gathered(lambda: list(zip(local, self.scorer.rewards(local, *drawn)["reward"])) if local else [])
 
     def _check_context(self, name: str, rows: Rows) -> None:
         pair = self.sampler.pair

@@ -21,6 +21,12 @@ def test_resume_point_is_the_highest_step(tmp_path):
     assert resume_point(tmp_path) == str(tmp_path / "checkpoint-16")
 
 
+def test_a_folder_without_the_optimizer_is_refused(unbroken, tmp_path):
+    """Catches a run that continues with a new optimizer, from the folder of the finished head."""
+    with pytest.raises(ValueError, match=rf"has no optimizer.pt, .* pass {unbroken}/checkpoint-"):
+        trainer(tmp_path).train(resume_from_checkpoint=str(unbroken))
+
+
 def test_an_interrupted_first_save_does_not_count(unbroken, tmp_path, monkeypatch):
     """Catches a run that cannot start after its first save was killed; test_resume.py kills later ones."""
 

@@ -17,7 +17,7 @@ def path(tmp_path):
 def test_means_and_missing_prompts(path):
     """Catches a value that overwrites others, None as 0 or as not measured, and another order of missing prompts."""
     store = ReferenceRewards(path, SETTINGS)
-    store.add(["a", "b", "a", "b", "none", "none"], [1.0, None, 0.0, 0.5, None, None])
+    store.add(list(zip(["a", "b", "a", "b", "none", "none"], [1.0, None, 0.0, 0.5, None, None])))
     assert (store["a"], store["b"], store["none"]) == (0.5, 0.5, None)
     assert store.missing(["d", "b", CHAT, "c", "none", "d", CHAT]) == ["d", CHAT, "c"]
 
@@ -25,7 +25,7 @@ def test_means_and_missing_prompts(path):
 def test_survives_the_process(path):
     """Catches settings that differ after they are read back (a tuple), and values that lose digits."""
     store = ReferenceRewards(path, SETTINGS)
-    store.add(["a", CHAT, "none"], [1 / 3, 0.1 + 0.2, None])
+    store.add([("a", 1 / 3), (CHAT, 0.1 + 0.2), ("none", None)])
     store.save()
     other = ReferenceRewards(path, SETTINGS)
     assert (other["a"], other[CHAT], other["none"]) == (1 / 3, 0.1 + 0.2, None)
@@ -35,9 +35,19 @@ def test_survives_the_process(path):
 def test_chat_prompts_are_told_apart_by_content(path):
     """Catches keys that depend on the order of a message's fields, or on its role alone."""
     store = ReferenceRewards(path, SETTINGS)
-    store.add([CHAT, [{"role": "user", "content": "How?"}]], [0.0, 1.0])
+    store.add([(CHAT, 0.0), ([{"role": "user", "content": "How?"}], 1.0)])
     assert store[[{"content": "Why?", "role": "user"}]] == 0.0
     assert store.missing(["Why?"]) == ["Why?"]
+
+
+def test_rows_with_other_answers_have_their_own_reward(path):
+    """Catches a reward that is used for another row with the same prompt."""
+    store = ReferenceRewards(path, SETTINGS)
+    store.measure([{"prompt": "a", "answer": 0}], lambda rows, _: [(row, 0.0) for row in rows], 1, save=True)
+    rows = [{"prompt": "a", "answer": 0}, {"answer": 1, "prompt": "a"}]
+    assert store.missing(rows) == rows[1:]
+    store.measure(rows, lambda rows, _: [(row, 1.0) for row in rows], 2, save=True)
+    assert [ReferenceRewards(path, SETTINGS)[row] for row in rows] == [0.0, 1.0]
 
 
 def test_other_settings_are_refused_by_name(path):

@@ -88,7 +88,7 @@ def test_prompt_without_reward_in_a_constrained_run(tmp_path):
         return [None if index == 0 else 1.0 for index in number]
 
     trainer = runs.trained(tmp_path, some, acceptance_coef=None, max_steps=2)
-    assert trainer.scorer.references["a"] is None
+    assert trainer.scorer.references[runs.rows()[0]] is None
     assert history(trainer, "quality_drop") == [0.0]
 
 
@@ -280,7 +280,8 @@ def test_references_are_measured_once(tmp_path):
     second.sampler.lossless = lambda *_: pytest.fail("measured again")
     second.train()
     assert second.scorer.references.rewards == first.scorer.references.rewards
-    assert set(first.scorer.references.missing([*runs.PROMPTS, "new"])) == {"new"}
+    new = {**runs.rows()[0], "answer": "another"}
+    assert first.scorer.references.missing([*runs.rows(), new]) == [new]
     other = runs.trainer(tmp_path, runs.zero, acceptance_coef=None, max_steps=2)
     with pytest.raises(ValueError, match=r"other settings \(rewards: "):
         other.train()

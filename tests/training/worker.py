@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
     record |= {"batches": trainer.batches, "gradients": trainer.gradients, "num_drawn": trainer.num_drawn}
     record |= {"head": trainer.model.state_dict(), "constraint": trainer.constraint.state()}
     references = trainer.scorer.references
-    record |= {"references": references.rewards, "missing": references.missing(PROMPTS)}
+    record |= {"references": references.rewards, "missing": references.missing(runs.rows(PROMPTS))}
     record |= {"history": trainer.state.log_history}
     torch.save(record, folder / f"rank-{trainer.args.process_index}.pt")
 
