@@ -141,7 +141,9 @@ class VerifierOptions(Options):
     )
     max_bias: float | None = option("Bound on TV(v, p) at each token.")
     max_ratio: float | None = option("Bound v <= max_ratio p at each token; at least 1, where 1 is lossless.")
-    num_assistant_tokens: int | None = option("Draft tokens per round; by default the head's own, or at most 8.")
+    num_assistant_tokens: int | None = option(
+        "Draft tokens per round; by default the head's own, else 5; `generate`: at most 8."
+    )
 
 
 @dataclass(kw_only=True)

@@ -119,25 +119,25 @@ class Parts:
                     "generators that read its outputs do not support. Lower max_new_tokens."
                 )
             target.model = drafter.record_outputs(target.model)
-        parts = {
-            "rows": self.rows,
-            "target": target,
-            "drafter": drafter,
-            "processor": self.processor,
-            "verifier": self.verifier,
-            "random_source": self.random_source,
-            "keep_raw": bool({"logits", "records"} & wants) or streams_records or self.verifier.needs_raw_logits,
-            "rotary_limit": limit,
-            "reason": reason or "",
-        }
-        if compiler is None:
-            return EagerEngine(**parts)
-        return StaticEngine(
-            **parts,
-            draft=drafter.model if isinstance(drafter, DiversedCandidateGenerator) else None,  # type: ignore[arg-type]
-            compiler=compiler,
-            keep_scores=bool(wants) or streams_records,
-            forwards_only=StaticEngine.why_forwards_only(self.verifier, self.processor, (model, self.draft)),
+        engine: Callable[..., EagerEngine] = EagerEngine
+        if compiler is not None:
+            engine = partial(
+                StaticEngine,
+                draft=drafter.model if isinstance(drafter, DiversedCandidateGenerator) else None,  # type: ignore[arg-type]
+                compiler=compiler,
+                keep_scores=bool(wants) or streams_records,
+                forwards_only=StaticEngine.why_forwards_only(self.verifier, self.processor, (model, self.draft)),
+            )
+        return engine(
+            rows=self.rows,
+            target=target,
+            drafter=drafter,
+            processor=self.processor,
+            verifier=self.verifier,
+            random_source=self.random_source,
+            keep_raw=bool({"logits", "records"} & wants) or streams_records or self.verifier.needs_raw_logits,
+            rotary_limit=limit,
+            reason=reason or "",
         )
 
     def _positions(self) -> torch.Tensor:

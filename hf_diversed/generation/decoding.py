@@ -63,7 +63,9 @@ def run_rounds(
 
 @dataclass(eq=False)
 class EagerEngine:
-    """Runs draft and target model uncompiled, each over its own cache, with any processor and verifier.
+    """Runs draft and target model, each over its own cache, with any processor and verifier.
+
+    `StaticEngine` derives from it and compiles rounds.
 
     Attributes:
         rows: the batch; draft tokens are written behind each row's length.

@@ -14,6 +14,7 @@ from hf_diversed.generation.options import Options
 from hf_diversed.generation.planning import diversed_decoding
 from hf_diversed.generation.processing import stop_criterion
 from hf_diversed.generation.request import DRAFT_MODES, STOPPING_SETTINGS, Arguments, Attached
+from hf_diversed.head_settings import ARGUMENTS
 
 
 def dispatch(original, stock: inspect.Signature, model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]):
@@ -28,12 +29,9 @@ def dispatch(original, stock: inspect.Signature, model: PreTrainedModel, args: t
         if isinstance(kwargs.get("custom_generate"), str):  # a script of the Hub may add the verifier
             return original(model, *args, **kwargs, **options.given())
         if given := [name for name, value in options.given().items() if value is not False]:
-            needed = (
-                "a head: pass diversed_head="
-                if options.head_settings()
-                else "a verifier: pass diversed_head= or verifier="
-            )
-            raise ValueError(f"{', '.join(given)} requires {needed} as well.")
+            if settings := [ARGUMENTS[name] for name in options.head_settings()]:
+                raise ValueError(f"{', '.join(settings)} requires a head: pass diversed_head= as well.")
+            raise ValueError(f"{', '.join(given)} requires a verifier: pass diversed_head= or verifier= as well.")
         return original(model, *args, **kwargs)
     signature = inspect.signature(original)
     if "assistant_model" not in signature.parameters:  # wrapped with *args and **kwargs

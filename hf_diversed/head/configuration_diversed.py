@@ -82,7 +82,7 @@ RULES: dict[str, Rule] = {
     "strictness_slope": _number(1e-3, 1e6, optional=True),
     "intermediate_size": _integer(2**14),
     "normalize": _choice(True, False),
-    "mixing": _choice("probs"),  # in heads of earlier versions; nothing reads it
+    "mixing": _choice("probs"),  # stored in some heads; nothing reads it
     "task": _TEXT,
     "num_assistant_tokens": _integer(64, optional=True),
     "training_temperature": (

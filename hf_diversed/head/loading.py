@@ -21,7 +21,7 @@ def load_head(name: str, device: torch.device | str | None = None, **hub: Any) -
     folder = Path(name)
     if folder.is_dir():
         files = sorted((path.name, path.stat()) for path in folder.iterdir())
-        stamp = tuple((name, found.st_mtime_ns, found.st_size, found.st_ino) for name, found in files)
+        stamp = tuple((file, found.st_mtime_ns, found.st_size, found.st_ino) for file, found in files)
         return cached_load(str(folder), None, str(device or "cpu"), stamp)
     repo_id, _, revision = name.partition("@")
     return cached_load(repo_id, revision or None, str(device or "cpu"), (), **hub)

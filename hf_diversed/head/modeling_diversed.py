@@ -98,7 +98,7 @@ class DiversedHead(PreTrainedModel):
         hub = {key: kwargs.pop(key) for key in pulling.HUB_ARGUMENTS if kwargs.get(key) is not None}
         hub = pulling.pin(name, **hub)
         entries = pulling.read_config(name, subfolder, cls.config_class.model_type, **hub)
-        if kwargs.get("dtype") == "auto":  # the default
+        if kwargs.get("dtype") == "auto":  # the stored dtype, which is the default
             del kwargs["dtype"]
         if config is None:
             try:

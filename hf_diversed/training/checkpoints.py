@@ -24,12 +24,13 @@ def resume_point(output_dir: Path) -> str | None:
 
 
 def check_checkpoint(folder: Path) -> None:
-    """Raise ValueError for a folder without the optimizer's state, with which training would start again."""
-    if not (folder / OPTIMIZER_NAME).exists():
+    """Raise ValueError for a folder without the optimizer's state: `Trainer` would start with a new optimizer."""
+    if folder.is_dir() and not (folder / OPTIMIZER_NAME).exists():
         newest = resume_point(folder)
         raise ValueError(
             f"{folder} has no {OPTIMIZER_NAME}, so training cannot continue from it; pass "
-            + (f"{newest}, its newest checkpoint." if newest else "a folder checkpoint-N of an output folder.")
+            + (newest or "a checkpoint that was saved with save_only_model=False")
+            + "."
         )
 
 

@@ -168,7 +168,7 @@ def make_labels(
     about = {"num_prompts": len(ids), "data": data_digest([ids, records]), **run.describe()}
     done = _read_done(path, about)
     if done is None:
-        append_lines(path, [{"settings": about, "provenance": provenance(settings.seed)}])
+        append_lines(path, [{"settings": about, "provenance": provenance(settings.seed)}])  # starts with _HEADER
     numbers = [number for number in range(len(batches)) if number not in (done or ())]
     if numbers:
         branches = 1 if sampling.temperature == 0 else 2  # when greedy, the completion is one of them
@@ -348,16 +348,19 @@ def load_labels(path: Path) -> Labels:
     )
 
 
+_HEADER = b'{"settings": {'
+
+
 def _read_done(path: Path, about: dict[str, Any]) -> set[int] | None:
     """Return the numbers of the batches in the file; None without a file, or if it is empty.
 
     Raises:
-        ValueError: if the file contains anything else, or labels with other settings. It is then unchanged.
+        ValueError: if the file is not one of labels, or has other settings; it is not changed.
     """
     if not path.exists():
         return None
-    content, header = path.read_bytes(), b'{"settings": {'
-    if not content.startswith(header[: len(content)]):
+    content = path.read_bytes()
+    if not content.startswith(_HEADER[: len(content)]):
         raise ValueError(f"{path} exists and contains no labels; pass another file.")
     lines = read_lines(path)
     if lines and (changes := differences(lines[0]["settings"], about)):

@@ -84,4 +84,9 @@ def _read(path: Path) -> dict:
 
 
 def _key(row: Row) -> str:
-    return hashlib.blake2b(json.dumps(row, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
+    return hashlib.blake2b(json.dumps(row, sort_keys=True, default=_plain).encode(), digest_size=12).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Return an array as a list, and any other value as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -77,12 +77,17 @@ def build_verifier(spec: str) -> Verifier:
         raise ValueError(
             f"unknown verifier {name!r}{did_you_mean(name, VERIFIERS)}; known verifiers: {', '.join(VERIFIERS)}."
         )
+    signature = inspect.signature(VERIFIERS[name])
+    is_nested = values and isinstance(values[0], str) and "verifier" in signature.parameters
+    arguments = [build_verifier(str(parsed.parameters))] if is_nested else values
     try:
-        if values and values[0] in VERIFIERS:
-            return VERIFIERS[name](*[build_verifier(str(parsed.parameters))])
-        return VERIFIERS[name](*values)
+        signature.bind(*arguments)
     except TypeError as error:
         raise ValueError(f"verifier {spec!r} {_usage(name, len(values))}.") from error
+    try:
+        return VERIFIERS[name](*arguments)
+    except TypeError as error:
+        raise ValueError(f"verifier {spec!r} cannot be built: {error}") from error
 
 
 def _usage(name: str, num_values: int) -> str:

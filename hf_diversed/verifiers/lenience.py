@@ -22,7 +22,7 @@ class LenientVerifier(Verifier):
     needs_input_ids = False
 
     def __init__(self, lenience: float):
-        advice = "1 is lossless, smaller accepts more."
+        advice = "A value of 1 is lossless; smaller values accept more."
         self.lenience = check_range("lenience", lenience, 0.0, 1.0, advice, excluded=0.0)
 
     def is_lossless(self, sampled: bool) -> bool:

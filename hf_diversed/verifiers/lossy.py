@@ -23,7 +23,9 @@ class LossyVerifier(Verifier):
     needs_input_ids = False
 
     def __init__(self, alpha: float, beta: float | None = None):
-        self.alpha = check_range("alpha", alpha, 0.0, 1.0, "0 is lossless, larger accepts more.", excluded=1.0)
+        self.alpha = check_range(
+            "alpha", alpha, 0.0, 1.0, "A value of 0 is lossless; larger values accept more.", excluded=1.0
+        )
         advice = "None balances the mass, 1 is lenience 1 - alpha."
         self.beta = None if beta is None else check_range("beta", beta, 1.0 - self.alpha, float("inf"), advice)
 

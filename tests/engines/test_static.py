@@ -84,8 +84,9 @@ def test_hooks_with_a_state(pair):
     assert not any(is_inference)
 
 
-def test_inductor_changes_no_token(pair):
+def test_inductor_changes_no_token():
     """Catches writes to the caches that generated code loses. The only test with inductor."""
+    pair = pair_of("llama")
     out = assert_same(pair, COMPILED, batch=ragged_batch(2))
     assert (out.stats.engine, out.stats.compile.num_compiled) == ("compiled", 1)
     again = assert_same(pair, COMPILED, batch=ragged_batch(2, length=15, seed=4), max_new_tokens=40)
@@ -105,10 +106,9 @@ def test_many_calls_compile_once(pair):
 
 
 @pytest.mark.parametrize("mode", [STATIC, TRACED], ids=["static", "traced"])
-def test_a_text_that_outgrows_its_buffers(pair, mode):
+def test_a_text_that_outgrows_its_buffers(mode):
     """Catches contents that are lost when buffers grow, and positions cropped at their edge."""
-    target = copy.deepcopy(pair[0])
-    for each in (long_pair := (target, tiny_draft(target))):
+    for each in (long_pair := pair_of("llama")):
         each.config.max_position_embeddings = 512
     out = assert_same(long_pair, mode, batch=ragged_batch(2, length=249), max_new_tokens=12)
     assert out.stats.compile.num_compiled in (0, 2)

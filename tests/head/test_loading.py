@@ -162,11 +162,14 @@ def test_cache_notices_new_weights(folder):
 def test_cache_notices_weights_that_are_older_than_other_files(folder, tmp_path):
     """Catches a cache that compares the newest time only: `mv` keeps the time of a file."""
     other = random_head("mlp", "both")
+    torch.nn.init.ones_(other.out.bias)
     other.save_pretrained(tmp_path / "other")
     (folder / "config.json").touch()
-    load_head(str(folder))
+    first = load_head(str(folder))
     os.replace(tmp_path / "other" / "model.safetensors", folder / "model.safetensors")
-    assert_same(load_head(str(folder)), other)
+    second = load_head(str(folder))
+    assert second is not first
+    assert_same(second, other)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from hf_diversed.training.references import ReferenceRewards
 
 
 SETTINGS = {"target": "org/target", "generations": 2, "stop_strings": ("\n",)}
-CHAT = [{"role": "user", "content": "Why?"}]
+CHAT = {"prompt": [{"role": "user", "content": "Why?"}]}
 
 
 @pytest.fixture
@@ -14,30 +14,32 @@ def path(tmp_path):
     return tmp_path / "new" / "reference_rewards.json"
 
 
-def test_means_and_missing_prompts(path):
-    """Catches a value that overwrites others, None as 0 or as not measured, and another order of missing prompts."""
+def test_means_and_missing_rows(path):
+    """Catches a value that overwrites others, None as 0 or as not measured, and another order of missing rows."""
     store = ReferenceRewards(path, SETTINGS)
-    store.add(list(zip(["a", "b", "a", "b", "none", "none"], [1.0, None, 0.0, 0.5, None, None])))
-    assert (store["a"], store["b"], store["none"]) == (0.5, 0.5, None)
-    assert store.missing(["d", "b", CHAT, "c", "none", "d", CHAT]) == ["d", CHAT, "c"]
+    a, b, c, d, none = ({"prompt": name} for name in ("a", "b", "c", "d", "none"))
+    store.add(list(zip([a, b, a, b, none, none], [1.0, None, 0.0, 0.5, None, None])))
+    assert (store[a], store[b], store[none]) == (0.5, 0.5, None)
+    assert store.missing([d, b, CHAT, c, none, d, CHAT]) == [d, CHAT, c]
 
 
 def test_survives_the_process(path):
     """Catches settings that differ after they are read back (a tuple), and values that lose digits."""
     store = ReferenceRewards(path, SETTINGS)
-    store.add([("a", 1 / 3), (CHAT, 0.1 + 0.2), ("none", None)])
+    a, none = {"prompt": "a"}, {"prompt": "none"}
+    store.add([(a, 1 / 3), (CHAT, 0.1 + 0.2), (none, None)])
     store.save()
     other = ReferenceRewards(path, SETTINGS)
-    assert (other["a"], other[CHAT], other["none"]) == (1 / 3, 0.1 + 0.2, None)
+    assert (other[a], other[CHAT], other[none]) == (1 / 3, 0.1 + 0.2, None)
     assert [found.name for found in path.parent.iterdir()] == [path.name]
 
 
-def test_chat_prompts_are_told_apart_by_content(path):
+def test_chat_prompts_differ_by_content(path):
     """Catches keys that depend on the order of a message's fields, or on its role alone."""
     store = ReferenceRewards(path, SETTINGS)
-    store.add([(CHAT, 0.0), ([{"role": "user", "content": "How?"}], 1.0)])
-    assert store[[{"content": "Why?", "role": "user"}]] == 0.0
-    assert store.missing(["Why?"]) == ["Why?"]
+    store.add([(CHAT, 0.0), ({"prompt": [{"role": "user", "content": "How?"}]}, 1.0)])
+    assert store[{"prompt": [{"content": "Why?", "role": "user"}]}] == 0.0
+    assert store.missing([{"prompt": "Why?"}]) == [{"prompt": "Why?"}]
 
 
 def test_rows_with_other_answers_have_their_own_reward(path):

@@ -96,9 +96,10 @@ def learning() -> dict[str, Table]:
             ],
             [
                 Column("calibrations that found a strictness", "found"),
-                Column("of these, measured drop within the limit", "kept"),
+                Column("calibrations with a drop within the limit", "kept"),
             ],
-            "{n} calibrations of 600 prompts each, resampled from the measured ones, at a confidence of 95%.",
+            "{n} calibrations of 600 prompts each, resampled from the measured ones, at a confidence of 95%. "
+            "The drop is that over all measured prompts; it is 0 if no strictness was found.",
         ),
     }
 

@@ -5,9 +5,10 @@ from tools.tables.parts import LENGTH_COLUMNS, Column, Row, Table, count, every,
 
 
 def _label(task: str, method: str) -> str:
-    """Return "MBPP, `lossless`, confidence" for the method "lossless:confidence"."""
+    """Return "MBPP, `lossless`, constant 5" for the method "lossless:5"."""
     verifier, _, drafting = method.rpartition(":")
-    return f"{task}, `{verifier}`, {drafting}" if verifier else f"{task}, `{method}`"
+    schedule = f"constant {drafting}" if drafting.isdecimal() else drafting
+    return f"{task}, `{verifier}`, {schedule}" if verifier else f"{task}, `{method}`"
 
 
 def speed() -> dict[str, Table]:
@@ -123,7 +124,7 @@ def serving() -> dict[str, Table]:
                 Column("accepted in vLLM", "acceptance_rate"),
                 Column("by `generate`", "generate_acceptance_rate"),
                 Column("difference, points", "difference", tenths),
-                Column("difference, same draft tokens counted", "like_for_like_difference", tenths),
+                Column("difference on shared draft tokens, points", "like_for_like_difference", tenths),
                 Column("correct in vLLM", "quality"),
                 Column("correct by `generate`", "generate_quality"),
             ],
