@@ -34,6 +34,8 @@ class Task:
         columns: columns that a record must have, the prompt's text first. `"a|b"` means either of the two, `"a.b"` the
             entry `b` of the mapping in column `a`.
         score_columns: columns that `score` reads.
+        list_columns: those of the columns that hold a list of texts; the others hold text.
+        text_or_list_columns: those of the columns that hold either.
         max_new_tokens: a length that almost all references fit in.
         stop_strings: strings at which a completion of a plain prompt ends; `score` cuts there, and a decoder may stop
             there. Chat prompts do not need them.
@@ -45,6 +47,8 @@ class Task:
     splits: tuple[str, ...]
     columns: tuple[str, ...]
     score_columns: tuple[str, ...]
+    list_columns: tuple[str, ...] = ()
+    text_or_list_columns: tuple[str, ...] = ()
     max_new_tokens: int
     stop_strings: tuple[str, ...] = ()
 
@@ -126,6 +130,18 @@ class Task:
         """Return those of `columns` that a record lacks; by default of the required ones."""
         return [name for name in (self.columns if columns is None else columns) if lookup(record, name) is None]
 
+    def check_types(self, record: Record, where: str, columns: Sequence[str] | None = None) -> None:
+        """Raise ValueError if a column has another type than the task reads; by default of the required ones.
+
+        Args:
+            where: the place of the record, for the message.
+        """
+        for column in self.columns if columns is None else columns:
+            name = next((name for name in column.split("|") if lookup(record, name) is not None), column)
+            text = column not in self.list_columns
+            texts = not text or column in self.text_or_list_columns
+            check_type(lookup(record, name), text, texts, f"{where}: column {name!r}")
+
     def _check_shots(self, record: Record, shots: Sequence[Record]) -> None:
         if any(shot == record for shot in shots):
             raise ValueError(
@@ -153,6 +169,21 @@ def lookup(record: Record, column: str) -> Any:
         if value is not None:
             return value
     return None
+
+
+def check_type(value: Any, text: bool, texts: bool, what: str) -> None:
+    """Raise ValueError unless a value is text, if `text`, or a list of texts that is not empty, if `texts`."""
+    if isinstance(value, str):
+        valid = text
+    else:
+        is_list = isinstance(value, Sequence) and len(value) > 0
+        valid = texts and is_list and all(isinstance(item, str) for item in value)
+    if not valid:
+        allowed = " or ".join(["text"] * text + ["a list of at least one text"] * texts)
+        raise ValueError(
+            f"{what} must be {allowed}, got {repr(value)[:60]} ({type(value).__name__}); convert it, or drop the "
+            "record."
+        )
 
 
 def check_lengths(completions: Sequence[str], records: Sequence[Record]) -> None:

@@ -47,6 +47,7 @@ class Mbpp(CodeTask):
     splits = ("train", "validation", "test", "prompt")
     columns = ("text|prompt", "code", "test_list")
     score_columns = ("test_list",)
+    list_columns = ("test_list",)
     max_new_tokens = 256
     stop_strings = ("\nWrite a Python function to solve", "\nif __name__", "\nprint(", "\nassert ")
 

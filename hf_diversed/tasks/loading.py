@@ -23,8 +23,8 @@ def load_records(
         data_file: JSON Lines file with the dataset's columns, read instead of the task's source.
 
     Raises:
-        ValueError: if the split does not exist, `n` exceeds the number of records, a column is missing, or the file
-            is not valid JSON Lines.
+        ValueError: if the split does not exist, `n` exceeds the number of records, a column is missing or has another
+            type than the task reads, or the file is not valid JSON Lines.
     """
     if n is not None and n < 1:
         raise ValueError(f"`n` must be at least 1, got {n}. Leave it out for all records.")
@@ -79,10 +79,11 @@ def _from_hub(task: Task, split: str, n: int | None, seed: int) -> list[dict[str
     rows = datasets.load_dataset(task.source.dataset, task.source.config, split=split)
     where = f"{split} of {task.source.dataset}"
     # Choose indices before reading rows: some datasets have millions.
-    chosen = [dict(row) for row in rows.select(choose(list(range(len(rows))), n, seed, where))]
-    for record in chosen:
-        _check_columns(record, where, task)
-    return chosen
+    chosen = choose(list(range(len(rows))), n, seed, where)
+    records = [dict(row) for row in rows.select(chosen)]
+    for index, record in zip(chosen, records):
+        _check_columns(record, f"record {index} of {where}", task)
+    return records
 
 
 def choose(items: list, n: int | None, seed: int, where: str) -> list:
@@ -101,3 +102,4 @@ def _check_columns(record: dict[str, Any], where: str, task: Task) -> None:
         raise ValueError(
             f"{where} lacks {', '.join(map(repr, missing))}, which task {task.name!r} needs; it has {sorted(record)}."
         )
+    task.check_types(record, where)

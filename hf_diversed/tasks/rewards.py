@@ -40,13 +40,15 @@ def task_reward(task: Task) -> RewardFunc:
     is read from `prompts` if these are text.
 
     Raises:
-        ValueError: when called without one of the columns.
+        ValueError: when called without one of the columns, or with values of another type than the task reads.
     """
 
     def reward(completions: Sequence[Any], **columns: Any) -> list[float | None]:
         texts = [completion_text(completion) for completion in completions]
         records = _records(task, columns, len(texts))
         scored = [i for i, record in enumerate(records) if not task.missing_columns(record, task.score_columns)]
+        for index in scored:
+            task.check_types(records[index], f"sample {index}", task.score_columns)
         scores = task.score_batch([texts[i] for i in scored], [records[i] for i in scored])
         rewards: list[float | None] = [None] * len(texts)
         for index, score in zip(scored, scores):

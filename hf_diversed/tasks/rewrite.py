@@ -20,6 +20,7 @@ class Rewrite(Task):
     splits = ("train", "validation", "test")
     columns = ("text|abstract|source",)
     score_columns = ("text|abstract|source",)
+    text_or_list_columns = ("text|abstract|source",)
     max_new_tokens = 256
     stop_strings = (f"\n{_INSTRUCTION}",)
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from hf_diversed.tasks.base import Record, Task
+from hf_diversed.tasks.base import Record, Task, check_type
 from hf_diversed.tasks.gsm8k import Gsm8k
 from hf_diversed.tasks.rouge import rouge2
 from hf_diversed.tasks.wmt import Wmt
 
 
 class SpecBench(Task):
-    """Columns `category` and `turns`, and optionally `reference`. Records are read from a `data_file`.
+    """Columns `category`, `turns` and, in categories with a score, `reference`. Records are read from a `data_file`.
 
     The prompt is a record's first turn or, with a column `answers`, the turn after these (see `second_turns`). The
     score depends on the category: sentence BLEU of translations, ROUGE-2 of summaries, 1.0 for the correct number in
@@ -22,6 +22,7 @@ class SpecBench(Task):
     splits = ("test",)
     columns = ("turns", "category")
     score_columns = ("category",)
+    list_columns = ("turns",)
     max_new_tokens = 512
     stop_strings = ("\nUser:",)
 
@@ -36,6 +37,22 @@ class SpecBench(Task):
     def score(self, completion: str, record: Record) -> float:
         scored = SCORES.get(record["category"])
         return 0.0 if scored is None else scored(self.trim(completion), record["reference"][0])
+
+    def missing_columns(self, record: Record, columns: Sequence[str] | None = None) -> list[str]:
+        return super().missing_columns(record, self._with_reference(record, columns))
+
+    def check_types(self, record: Record, where: str, columns: Sequence[str] | None = None) -> None:
+        super().check_types(record, where, columns)
+        if "reference" in self._with_reference(record, columns):
+            given, several = record["reference"], record["category"] == "rag"
+            first = given[0] if isinstance(given, list) and given else None
+            check_type(first, not several, several, f"{where}: the first entry of the list 'reference'")
+
+    def _with_reference(self, record: Record, columns: Sequence[str] | None) -> Sequence[str]:
+        """Return the columns, with that of the reference if they include the category and it has a score."""
+        columns = self.columns if columns is None else columns
+        scored = "category" in columns and record.get("category") in tuple(SCORES)
+        return [*columns, "reference"] if scored else columns
 
     def chat_messages(self, record: Record, shots: Sequence[Record] = ()) -> list[dict[str, str]]:
         if shots:

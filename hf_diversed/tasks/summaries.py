@@ -63,6 +63,7 @@ class SciTldr(Task):
     splits = ("train", "validation", "test")
     columns = ("abstract|source", "tldr|target")
     score_columns = ("tldr|target",)
+    text_or_list_columns = ("abstract|source", "tldr|target")
     max_new_tokens = 64
     stop_strings = ("\nAbstract:", "\nSummarize the following abstract in one sentence:")
 

@@ -80,6 +80,33 @@ def test_refuses_what_does_not_exist(name: str, split: str, options: dict, messa
         load_records(get_task(name), split, **options)
 
 
+@pytest.mark.parametrize(
+    ("name", "record", "message"),
+    [
+        ("math", {"prompt": "p", "completion": "c", "answer": 11}, r"column 'answer' must be text, got 11 \(int\)"),
+        ("gsm8k", {"question": "q", "answer": 4}, r"column 'answer' must be text, got 4 \(int\); convert it"),
+        ("summary", {"prompt": "p", "completion": "c", "answer": 1.5}, r"'answer' must be text, got 1.5 \(float\)"),
+        ("cnndm", {"article": ["a"], "highlights": "b"}, r"column 'article' must be text, got \['a'\] \(list\)"),
+        ("wmt", {"translation": {"de": "a", "en": 1}}, r"column 'translation.en' must be text, got 1 \(int\)"),
+        ("scitldr", {"source": "a", "target": 3}, "'target' must be text or a list of at least one text, got 3"),
+        ("scitldr", {"abstract": "a", "tldr": []}, r"column 'tldr' must be .* got \[\] \(list\)"),
+        ("rewrite", {"text": [1, 2]}, r"column 'text' must be text or a list of at least one text, got \[1, 2\]"),
+        ("mbpp", {"text": "t", "code": "c", "test_list": "x"}, r"'test_list' must be a list .* got 'x' \(str\)"),
+        ("specbench", {"turns": "Hi", "category": "qa"}, r"column 'turns' must be a list .* got 'Hi' \(str\)"),
+        ("specbench", {"turns": [], "category": "qa"}, r"column 'turns' must be a list .* got \[\] \(list\)"),
+        ("specbench", {"turns": ["q"], "category": ["qa"]}, r"column 'category' must be text, got \['qa'\]"),
+        ("specbench", {"turns": ["q"], "category": "rag"}, "lacks 'reference', which task 'specbench' needs"),
+        ("specbench", {"turns": ["q"], "category": "rag", "reference": ["a"]}, "first entry .* a list .* got 'a'"),
+        ("specbench", {"turns": ["q"], "category": "translation", "reference": "a"}, "first entry .* must be text"),
+    ],
+)
+def test_refuses_columns_of_another_type(tmp_path: Path, name: str, record: dict, message: str):
+    """Catches an answer as a JSON number that scores 0 or fails after decoding, and a text that is read as a list of
+    characters."""
+    with pytest.raises(ValueError, match=rf"line 2 of .*a\.jsonl.* {message}"):
+        load_records(get_task(name), "test", data_file=write(tmp_path / "a.jsonl", "", record))
+
+
 def test_refuses_more_records_than_the_file_has(tmp_path: Path):
     """Catches a table of 100 prompts that contains 90."""
     with pytest.raises(ValueError, match=r"`n` must be at most 2, the number of records in .*a\.jsonl, got 3"):
@@ -103,6 +130,9 @@ def test_asks_the_hub_for_the_right_set(monkeypatch: pytest.MonkeyPatch, name: s
     asked = []
     columns = [column.split("|")[0].split(".")[0] for column in TASKS[name].columns]
     data = [{column: f"{column} {i}" for column in columns} for i in range(9)]
+    for record in data:
+        if "test_list" in record:
+            record["test_list"] = [record["test_list"]]
     if name == "wmt":
         data = [{"translation": {"de": f"{i}", "en": f"{i}"}} for i in range(9)]
 

@@ -38,6 +38,13 @@ def test_a_missing_column_is_named(columns: dict):
         task_reward(get_task("gsm8k"))(prompts=["p", "p"], completions=["a", "b"], **columns)
 
 
+def test_a_column_of_another_type_is_refused():
+    """Catches tests that are joined character by character, so that every completion fails them."""
+    reward = load_reward("task:mbpp", allow_code_execution=True)
+    with pytest.raises(ValueError, match=r"sample 1: column 'test_list' must be a list .* got 'assert f' \(str\)"):
+        reward(completions=["x", "y"], test_list=[["assert f"], "assert f"])
+
+
 def test_code_rewards_run_a_batch_at_once(monkeypatch: pytest.MonkeyPatch):
     """Catches a sandbox per sample, and HumanEval without the signature that TRL passes as `prompts` only."""
     calls = []
