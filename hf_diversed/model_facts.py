@@ -3,6 +3,7 @@
 import copy
 import functools
 import inspect
+import re
 import sys
 import types
 from pathlib import Path
@@ -61,6 +62,16 @@ def num_layers(model: PreTrainedModel) -> int:
 def max_positions(model: PreTrainedModel) -> int | None:
     """Maximum number of positions in the config; None if it has no such entry."""
     return getattr(text_config(model), "max_position_embeddings", None)
+
+
+def has_learned_positions(model: PreTrainedModel) -> bool:
+    """Whether positions are looked up in a table, as in GPT-2, so that a forward beyond `max_positions` fails."""
+    most = max_positions(model)
+    sizes = () if most is None else (most, most + 2)  # OPT and BART store two more
+    return any(
+        isinstance(module, nn.Embedding) and module.num_embeddings in sizes and re.search("pos|wpe", name)
+        for name, module in model.named_modules()
+    )
 
 
 def rotary_limit(model: PreTrainedModel) -> tuple[int, str] | None:

@@ -50,8 +50,8 @@ def evaluate(
         other processes have unfinished calls: the last process returns the records, or `report` later.
 
     Raises:
-        ValueError: before anything is written, for unknown methods, a head of another pair, or an output folder
-            with results of other settings.
+        ValueError: before anything is written, for unknown methods, a head of another pair, prompts that do not fit
+            in the learned positions of a model, or an output folder with results of other settings.
 
     Example:
         ```python
@@ -118,6 +118,7 @@ class _Run:
         self.decoder = Decoder(pair, sampling)
         prompts = [task.prompt(example) for example in examples]
         self.prompts = encode(pair.tokenizer, prompts, settings.add_special_tokens)
+        self.decoder.check_prompts(self.prompts)
         self.batches = plan_batches([len(prompt) for prompt in self.prompts], settings.batch_size)
         self.header = {
             "task": task.name,

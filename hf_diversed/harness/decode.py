@@ -11,12 +11,13 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, StoppingCriteriaList
 
+from hf_diversed import model_facts
 from hf_diversed.formatting import duration
 from hf_diversed.generation.patching import install_hook
 from hf_diversed.generation.processing import stop_criterion
 from hf_diversed.harness.methods import Method
 from hf_diversed.harness.pair import Pair, eos_ids, pad_id
-from hf_diversed.harness.prompts import left_padded
+from hf_diversed.harness.prompts import check_context, left_padded
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.outputs import GenerateDiversedOutput, SpeculativeStats, TokenRecords
 
@@ -53,6 +54,19 @@ class Decoder:
         self.criteria = StoppingCriteriaList()
         if self.stop_strings:
             self.criteria.append(stop_criterion(pair.tokenizer, self.stop_strings))
+
+    def check_prompts(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Raise ValueError if a prompt has no tokens, or its completion may exceed the learned positions of a model.
+
+        Models with other positions decode beyond them, with lower quality.
+        """
+        models = {"target": self.pair.target, "draft": self.pair.draft}
+        learned = {
+            role: model
+            for role, model in models.items()
+            if model is not None and model_facts.has_learned_positions(model)
+        }
+        check_context("the data", list(map(len, prompts)), self.sampling.max_new_tokens, learned, "max_new_tokens")
 
     def __call__(self, method: Method, prompts: Sequence[Sequence[int]], seed: int, **kwargs) -> Decoded:
         """Complete a batch of encoded prompts; `kwargs` are arguments of `generate` and override the settings."""

@@ -1,9 +1,11 @@
-"""Encoding and batching of prompts."""
+"""Encoding, length checks and batching of prompts."""
 
 from collections.abc import Sequence
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_diversed import model_facts
 
 
 Prompt = str | list[dict[str, str]]
@@ -30,6 +32,34 @@ def encode(
     texts = [prompt if isinstance(prompt, str) else render(tokenizer, prompt) for prompt in prompts]
     special = add_special_tokens and isinstance(prompts[0], str)
     return [list(ids) for ids in tokenizer(texts, add_special_tokens=special)["input_ids"]]
+
+
+def check_context(
+    name: str,
+    lengths: Sequence[int],
+    new_tokens: int,
+    models: dict[str, PreTrainedModel],
+    option: str = "max_completion_length",
+) -> None:
+    """Raise ValueError if a prompt has no tokens, or does not fit in the context of all models with its completion.
+
+    The messages contain the names of the dataset, of the models, and of the option that sets `new_tokens`.
+    """
+    if 0 in lengths:
+        raise ValueError(f"prompt {lengths.index(0)} of {name} has no tokens; leave it out.")
+    contexts = {model: most for model, most in ((n, model_facts.max_positions(m)) for n, m in models.items()) if most}
+    if not contexts:
+        return
+    narrowest = min(contexts, key=contexts.__getitem__)
+    limit = contexts[narrowest] - new_tokens
+    too_long = [index for index, length in enumerate(lengths) if length > limit]
+    if too_long:
+        first = too_long[0]
+        raise ValueError(
+            f"prompt {first} of {name} has {lengths[first]} tokens; at most {limit} fit, as the {narrowest} has "
+            f"{contexts[narrowest]} positions and a completion takes up to {new_tokens}. {len(too_long)} of "
+            f"{len(lengths)} prompts are too long: leave them out, shorten them, or lower {option}."
+        )
 
 
 def plan_batches(lengths: Sequence[int], batch_size: int) -> list[list[int]]:

@@ -159,10 +159,12 @@ def make_labels(
         progress: see `with_progress`.
 
     Raises:
-        ValueError: if the file belongs to a run with other settings or prompts.
+        ValueError: if the file belongs to a run with other settings or prompts, or a prompt does not fit in the
+            learned positions of a model.
     """
     run = LabelRun(pair, task, sampling, settings)
     ids = encode(pair.tokenizer, prompts)
+    run.decoder.check_prompts(ids)
     size = sampling.batch_size
     batches = [list(range(start, min(start + size, len(ids)))) for start in range(0, len(ids), size)]
     about = {"num_prompts": len(ids), "data": data_digest([ids, records]), **run.describe()}

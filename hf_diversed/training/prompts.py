@@ -1,34 +1,11 @@
-"""Length checks of prompts, and their order in training."""
+"""The order of prompts in training."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch.utils.data import Sampler
-from transformers import PreTrainedModel
 
-from hf_diversed import model_facts
-
-
-def check_context(name: str, lengths: Sequence[int], new_tokens: int, models: dict[str, PreTrainedModel]) -> None:
-    """Raise ValueError if a prompt has no tokens, or does not fit in the context of all models with its completion.
-
-    The messages contain the names of the dataset and of the models.
-    """
-    if 0 in lengths:
-        raise ValueError(f"prompt {lengths.index(0)} of {name} has no tokens; leave it out.")
-    contexts = {model: most for model, most in ((n, model_facts.max_positions(m)) for n, m in models.items()) if most}
-    if not contexts:
-        return
-    narrowest = min(contexts, key=contexts.__getitem__)
-    limit = contexts[narrowest] - new_tokens
-    too_long = [index for index, length in enumerate(lengths) if length > limit]
-    if too_long:
-        first = too_long[0]
-        raise ValueError(
-            f"prompt {first} of {name} has {lengths[first]} tokens; at most {limit} fit, as the {narrowest} has "
-            f"{contexts[narrowest]} positions and a completion takes up to {new_tokens}. {len(too_long)} of "
-            f"{len(lengths)} prompts are too long: leave them out, shorten them, or lower max_completion_length."
-        )
+from hf_diversed.harness.prompts import check_context as check_context
 
 
 class RolloutOrder(Sampler[int]):

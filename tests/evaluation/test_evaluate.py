@@ -1,6 +1,7 @@
 """The evaluation loop on tiny random models: its records, interruption, sharing between processes and continuation."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results, r
 from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.prompts import plan_batches
 from hf_diversed.verifiers import StaticEnsembleVerifier
-from tests.evaluation.fakes import Interrupted, LetterTask, examples, tiny_pair
+from tests.evaluation.fakes import Interrupted, LetterTask, character_tokenizer, examples, tiny_pair
+from tests.tiny import tiny_model
 
 
 METHODS = ["target", "lossless", "static:0.5", "static:0.0", "diversed"]
@@ -254,6 +256,21 @@ def test_bad_scores_are_refused(pair, tmp_path):
     for task in (Percent(), Short()):
         with pytest.raises(ValueError, match=r"one score in \[0, 1\]"):
             evaluate(pair, task, examples(4), ["target"], settings())
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "gpt_bigcode", "opt", "llama", "falcon"])
+def test_prompts_beyond_learned_positions_are_refused(architecture, tmp_path):
+    """Catches an IndexError in the middle of a run, and a refusal of rotary positions, which have no end."""
+    pair = Pair(tiny_model(architecture), None, character_tokenizer())
+    task, records = LetterTask(max_new_tokens=8), [{"text": "abc" * 41}, {"text": "a"}]
+    call = partial(evaluate, pair, task, records, ["target"], output=tmp_path / "out")
+    if architecture in ("llama", "falcon"):
+        assert call()
+        return
+    message = "prompt 0 of the data has 123 tokens; at most 120 fit, .* 1 of 2 prompts .* or lower max_new_tokens"
+    with pytest.raises(ValueError, match=message):
+        call()
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_attached_draft_model_is_refused_for_plain_decoding(pair):

@@ -13,6 +13,7 @@ from hf_diversed.harness.prompts import left_padded
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.tasks import Task
 from hf_diversed.training.labels import LabelRun, Labels, LabelSettings, cut, joined_cache, load_labels, make_labels
+from tests.tiny import tiny_model
 from tests.training import runs
 
 
@@ -190,6 +191,15 @@ def test_a_file_of_other_settings_or_prompts_is_refused(pair, finished, tmp_path
     for prompts, records in ((PROMPTS[::-1], RECORDS), (PROMPTS, RECORDS[::-1])):
         with pytest.raises(ValueError, match=r"written with other settings \(data: "):
             make_labels(pair, Letters(), prompts, records, sampling(), TWICE, path, progress=False)
+
+
+def test_prompts_beyond_learned_positions_are_refused(tmp_path):
+    """Catches an IndexError after hours of labelling."""
+    models = [tiny_model("gpt2", seed) for seed in (0, 1)]
+    prompts = ["a", "b" * 120]
+    gpt2 = Pair(*models, runs.tokenizer())
+    with pytest.raises(ValueError, match="prompt 1 of the data has 121 tokens; at most 118 fit, as the target has"):
+        make_labels(gpt2, Letters(), prompts, runs.rows(prompts), sampling(), TWICE, tmp_path / "labels.jsonl")
 
 
 @pytest.mark.parametrize("content", ["", '{"settings": {"se'])
