@@ -48,7 +48,7 @@ def errors_as_text(debug: bool = False, options: Collection[str] = ()) -> Iterat
         extra = EXTRAS.get(module)
         advice = f'{module} is not installed: pip install "hf-diversed[{extra}]"'
         _fail(str(error) if extra is None else advice, debug)
-    except OSError as error:
+    except (OSError, FloatingPointError) as error:  # a file, or scores of a model that are NaN
         _fail(str(error), debug)
     except (RuntimeError, AssertionError) as error:  # from torch: out of memory, missing kernel, built without CUDA
         _fail(f"{type(error).__name__}: {error}" + ("" if debug else "\n--debug shows where."), debug)

@@ -94,6 +94,7 @@ ERRORS = [
     (ImportError("summaries are scored by rouge-score; install it."), 1, "summaries are scored by rouge-score"),
     (AssertionError("Torch not compiled with CUDA enabled"), 1, "Torch not compiled with CUDA enabled"),
     (torch.OutOfMemoryError("CUDA out of memory."), 1, "OutOfMemoryError: CUDA out of memory."),
+    (FloatingPointError("the target's scores are NaN."), 1, "the target's scores are NaN."),
     (SandboxUnavailable("nothing isolates."), 1, "nothing isolates."),
 ]
 
