@@ -346,12 +346,18 @@ class PushOptions(Options):
 
 def read_config(path: Path, known: Collection[str]) -> dict[str, Any]:
     """Return the options in a YAML file, by name with underscores; entries without a value are left out. Raises
-    ValueError if the file does not exist, contains no mapping, or an option that is not `known`."""
+    ValueError if the file does not exist, is not YAML, contains no mapping, or an option that is not `known`."""
     import yaml
 
     if not path.is_file():
         raise ValueError(f"--config: the file {path} does not exist.")
-    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"--config: {path} cannot be read as YAML in UTF-8 ({reason}); write one `option: value` per line."
+        ) from error
     if not isinstance(values, dict):
         raise ValueError(f"--config: {path} must contain a mapping from option to value.")
     values = {str(name).replace("-", "_"): value for name, value in values.items() if value is not None}

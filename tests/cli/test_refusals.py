@@ -113,6 +113,18 @@ def test_wrong_usage(command, words, tmp_path):
     assert not list(Path(tmp_path).iterdir())
 
 
+@pytest.mark.parametrize("command", [EVALUATE, TRAIN])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"task: [math\n", "while parsing a flow sequence"), (b"task: m\xe4th\n", "can't decode byte 0xe4")],
+)
+def test_a_damaged_config(command, content, reason, tmp_path):
+    """Catches a traceback of the YAML parser, and an error that does not name the file."""
+    (tmp_path / "run.yaml").write_bytes(content)
+    for words in ("--config: run.yaml cannot be read as YAML in UTF-8", reason):
+        refused(words, *shlex.split(command), "--config", "run.yaml")
+
+
 @pytest.mark.parametrize(("command", "words"), FAILING)
 def test_failures(command, words):
     """Catches a failure that looks like wrong usage to a script, and models that are loaded before their head."""
