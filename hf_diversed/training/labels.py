@@ -333,8 +333,15 @@ def cut(text: str, stop_strings: Sequence[str]) -> str:
 
 
 def load_labels(path: Path) -> Labels:
-    """Read a file that `make_labels` wrote, complete or not. Raises ValueError if it contains no labels."""
+    """Read a file that `make_labels` wrote, complete or not. Raises ValueError if it contains no labels, or another
+    line."""
     lines = read_lines(path) if path.is_file() else []
+    for number, line in enumerate(lines, start=1):
+        if not (_is_batch(line) if number > 1 else "settings" in line):
+            raise ValueError(
+                f"{path}, line {number} was not written by `hf-diversed label`: {str(line)[:60]}. Pass the --output "
+                "of that command, or remove the line if it is damaged."
+            )
     by_batch = {line["batch"]: line["labels"] for line in lines[1:]}  # two processes may have made the same batch
     labels = [label for batch in by_batch.values() for label in batch]
     if not labels:
@@ -347,6 +354,16 @@ def load_labels(path: Path) -> Labels:
             name: torch.tensor([label["inputs"][name] for label in labels], dtype=torch.float32)
             for name in labels[0]["inputs"]
         },
+    )
+
+
+def _is_batch(line: dict[str, Any]) -> bool:
+    """Whether a line contains labels, see `LabelRun.batch`."""
+    needed, labels = {"prompt", "inputs", *BRANCHES}, line.get("labels")
+    return (
+        "batch" in line
+        and isinstance(labels, list)
+        and all(isinstance(label, dict) and needed <= label.keys() for label in labels)
     )
 
 

@@ -193,6 +193,24 @@ def test_a_file_of_other_settings_or_prompts_is_refused(pair, finished, tmp_path
             make_labels(pair, Letters(), prompts, records, sampling(), TWICE, path, progress=False)
 
 
+@pytest.mark.parametrize(
+    ("number", "content"),
+    [
+        (1, '{"prompt": "a"}'),
+        (2, '{"prompt": "a"}'),
+        (2, '{"batch": 0, "labels": 3}'),
+        (3, '{"batch": 1, "labels": [{"kept": [0.5]}]}'),
+    ],
+)
+def test_a_damaged_line_is_named(finished, tmp_path, number, content):
+    """Catches a KeyError in `train --labels` for a file that contains no labels, or a damaged line of labels."""
+    path, lines = tmp_path / "labels.jsonl", finished[1].splitlines()
+    lines[number - 1] = content
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(ValueError, match=rf"labels.jsonl, line {number} was not written by .* Pass the --output"):
+        load_labels(path)
+
+
 def test_prompts_beyond_learned_positions_are_refused(tmp_path):
     """Catches an IndexError after hours of labelling."""
     models = [tiny_model("gpt2", seed) for seed in (0, 1)]
