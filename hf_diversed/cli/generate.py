@@ -18,6 +18,7 @@ from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head_settings import SETTINGS
 from hf_diversed.method_names import DIVERSED, MethodName
 from hf_diversed.outputs import SpeculativeStats
+from hf_diversed.tasks import get_task
 from hf_diversed.token_view import Piece, PieceStreamer
 from hf_diversed.verifiers import Verifier, build_verifier
 from hf_diversed.zoo.loader import HEADS, WEIGHTS
@@ -30,16 +31,16 @@ def generate(options: GenerateOptions) -> None:
     """Continue a prompt. Standard output receives only the text, standard error everything else."""
     if not options.prompt.strip():
         raise ValueError("the prompt is empty; pass a text to continue.")
-    show_own_warnings_only()
-    build_method(options)
-    pair = load_pair(options.target, options.draft, options.device, options.chat, options.dtype)
-    label, verifier = build_method(options, pair.target.device)
-    notes.print(Text(options.prompt, style="bold"), end="", soft_wrap=True)
     sampling = Sampling(
         options.temperature,
         num_assistant_tokens=options.num_assistant_tokens,
         max_new_tokens=options.max_new_tokens,
     )
+    show_own_warnings_only()
+    build_method(options)
+    pair = load_pair(options.target, options.draft, options.device, options.chat, options.dtype)
+    label, verifier = build_method(options, pair.target.device)
+    notes.print(Text(options.prompt, style="bold"), end="", soft_wrap=True)
     prompt = [{"role": "user", "content": options.prompt}] if options.chat else options.prompt
     stats, seconds = _stream(pair, prompt, verifier, sampling, options.seed)
     notes.print(Text("\n").append_text(Text() if verifier is None else source_legend()))
@@ -55,8 +56,10 @@ def build_method(options: MethodOptions, device: torch.device | None = None) -> 
         device: of the head.
 
     Raises:
-        ValueError: if the method is unknown, or needs a head or has settings of a head without one.
+        ValueError: if the task or the method is unknown, or the method needs a head or has settings of a head without
+            one.
     """
+    get_task(options.task)
     embedded = {path.name: path for path in sorted((WEIGHTS / HEADS).glob("*"))} if options.target is None else {}
     head = options.head or embedded.get(options.task)
     method = options.method or (DEFAULT if head is None else DIVERSED)

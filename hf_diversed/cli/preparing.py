@@ -19,7 +19,7 @@ from hf_diversed.harness.methods import HeadLike, build_methods
 from hf_diversed.harness.pair import Pair
 from hf_diversed.method_names import DIVERSED, MethodName
 from hf_diversed.tasks import PromptedTask, Task, get_task, load_records
-from hf_diversed.tasks.loading import choose
+from hf_diversed.tasks.loading import choose, parse_lines
 from hf_diversed.zoo.loader import WEIGHTS
 
 
@@ -60,10 +60,11 @@ def load_prompts(
     if options.shots_file is not None and not options.shots:
         raise ValueError("--shots-file requires --shots, the number of solved examples per prompt.")
     pool: list[dict[str, Any]] = []
-    if options.shots:
+    if options.shots_file is not None:
+        pool = parse_lines(Path(options.shots_file), task, "shots_file")
+    elif options.shots:
         # One more than `shots`, because a record is never its own example.
-        count = options.shots + 1 if options.shots_file is None else None
-        pool = load_records(task, "train", count, options.seed, options.shots_file)
+        pool = load_records(task, "train", options.shots + 1, options.seed)
     pair = load_pair(options.target, options.draft, options.device, options.chat, options.dtype)
     # These are the prompts of `hf-diversed train` with the same options, if training used all of `shots_file`.
     prompted = PromptedTask(task, pair.tokenizer, pool=pool, shots=options.shots, chat=options.chat)

@@ -43,16 +43,17 @@ def load_records(
     return _from_hub(task, split, n, seed)
 
 
-def parse_lines(path: Path, task: Task) -> list[dict[str, Any]]:
+def parse_lines(path: Path, task: Task, option: str = "data_file") -> list[dict[str, Any]]:
+    """Read the records of a JSON Lines file; errors about the file name the option that it was passed as."""
     if not path.is_file():
-        raise ValueError(f"`data_file` {str(path)!r} does not exist; pass the path of a JSON Lines file.")
+        raise ValueError(f"`{option}` {str(path)!r} does not exist; pass the path of a JSON Lines file.")
     records = []
     with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 records.append(_read_line(line, f"line {number} of {path}", task))
     if not records:
-        raise ValueError(f"`data_file` {str(path)!r} contains no records.")
+        raise ValueError(f"`{option}` {str(path)!r} contains no records.")
     return records
 
 

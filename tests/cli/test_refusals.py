@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hf_diversed.zoo.loader import HEADS, WEIGHTS
-from tests.commands import refused
+from tests.commands import refused, run
 
 
 HEAD = WEIGHTS / HEADS / "math"
@@ -27,7 +27,9 @@ REFUSED = [
     ("generate x --method nonsense", "unknown verifier"),
     ("generate x --method static:0.5 --strictness 0.5", "--strictness needs --method diversed"),
     ("generate x --method target --max-bias 0.5", "--max-bias needs --method diversed"),
-    ("generate x --method diversed --task poetry", "needs a head"),
+    ("generate x --method diversed --task gsm8k", "needs a head"),
+    ("generate x --task poetry", "unknown task 'poetry'; known tasks: gsm8k, "),
+    ("compile --task mth", "unknown task 'mth' (did you mean math?)"),
     ("generate x --method static:abc", "--method static:abc: `weight` must lie in [0, 1], got 'abc'"),
     ("generate x --method lenience", "--method lenience: verifier 'lenience' needs a value, for example lenience:0.3"),
     ("generate x --method lenienc:0.3", "unknown verifier 'lenienc' (did you mean lenience?)"),
@@ -66,6 +68,7 @@ REFUSED = [
     (f"{EVALUATE} --task gsm8k --methods diversed@0.5", "--methods diversed@0.5 needs a head: pass --head"),
     (f"{EVALUATE} --split training", "--split of task 'math' must be one of"),
     (f"{EVALUATE} --data-file nothing.jsonl", "--data-file 'nothing.jsonl' does not exist"),
+    (f"{EVALUATE} --shots 1 --shots-file no.jsonl", "--shots-file 'no.jsonl' does not exist"),
     (f"{EVALUATE} --output .", "--output must be a file, got"),
     (f"{EVALUATE} --output /dev/null/x/y.json", "--output /dev/null/x/y.json cannot be written"),
     (f"{EVALUATE} --markdown /dev/null/x.md", "--markdown /dev/null/x.md cannot be written"),
@@ -129,6 +132,13 @@ def test_a_damaged_config(command, content, reason, tmp_path):
 def test_failures(command, words):
     """Catches a failure that looks like wrong usage to a script, and models that are loaded before their head."""
     refused(words, *shlex.split(command), code=1)
+
+
+def test_generate_checks_settings_before_it_prints_the_prompt():
+    """Catches an error after the prompt, and after the models are loaded."""
+    result = run("generate", "some words", "--temperature", "-1")
+    assert result.exit_code == 2
+    assert result.stderr == "--temperature must be >= 0, got -1.0.\n"
 
 
 def test_several_processes_need_an_output():
