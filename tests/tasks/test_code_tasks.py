@@ -123,7 +123,7 @@ def test_isolation_is_disabled_only_on_request(sandbox: FakeSandbox):
     for task in (allowed("code"), unsafe):
         task.score(RIGHT, RECORDS["code"])
     assert [options["unsafe"] for _, options in sandbox.calls] == [False, True]
-    with pytest.raises(ValueError, match="`unsafe_code_execution` needs `allow_code_execution`"):
+    with pytest.raises(ValueError, match="unsafe_code_execution=True also requires allow_code_execution=True"):
         get_task("code", unsafe_code_execution=True)
     assert get_task("gsm8k", allow_code_execution=True, unsafe_code_execution=True).name == "gsm8k"
 
