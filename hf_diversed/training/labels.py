@@ -45,6 +45,7 @@ from hf_diversed.verifiers.mixture import Weights
 
 
 BRANCHES = ("kept", "replaced")
+_HEADER = b'{"settings": {'  # start of a file of labels
 AGREEMENT = "agreement"  # metric of labels without references
 INPUTS = ("features", "token", "lookahead", "target_after")
 # Settings of a head's configuration that are stored with the labels.
@@ -170,7 +171,7 @@ def make_labels(
     about = {"num_prompts": len(ids), "data": data_digest([ids, records]), **run.describe()}
     done = _read_done(path, about)
     if done is None:
-        append_lines(path, [{"settings": about, "provenance": provenance(settings.seed)}])  # starts with _HEADER
+        append_lines(path, [{"settings": about, "provenance": provenance(settings.seed)}])  # see `_HEADER`
     numbers = [number for number in range(len(batches)) if number not in (done or ())]
     if numbers:
         branches = 1 if sampling.temperature == 0 else 2  # when greedy, the completion is one of them
@@ -365,9 +366,6 @@ def _is_batch(line: dict[str, Any]) -> bool:
         and isinstance(labels, list)
         and all(isinstance(label, dict) and needed <= label.keys() for label in labels)
     )
-
-
-_HEADER = b'{"settings": {'
 
 
 def _read_done(path: Path, about: dict[str, Any]) -> set[int] | None:

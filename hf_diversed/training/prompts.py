@@ -5,8 +5,6 @@ from collections.abc import Iterator
 import torch
 from torch.utils.data import Sampler
 
-from hf_diversed.harness.prompts import check_context as check_context
-
 
 class RolloutOrder(Sampler[int]):
     """Yields the prompt indices of a whole run; each group of `batch_size` indices is one update on all devices.

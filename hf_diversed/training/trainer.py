@@ -18,7 +18,7 @@ from transformers.trainer_utils import HubStrategy, IntervalStrategy
 
 from hf_diversed import _compat
 from hf_diversed.harness.pair import Pair
-from hf_diversed.harness.prompts import encode
+from hf_diversed.harness.prompts import check_context, encode
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.method_names import AS_TRAINED
@@ -29,7 +29,7 @@ from hf_diversed.training.checkpoints import AtomicCheckpoints, Rescue, check_ch
 from hf_diversed.training.constraint import ConstraintCallback
 from hf_diversed.training.loading import fresh_head, load_frozen, load_tokenizer, set_initial_prediction
 from hf_diversed.training.objective import diversed_loss, leave_one_out
-from hf_diversed.training.prompts import RolloutOrder, check_context
+from hf_diversed.training.prompts import RolloutOrder
 from hf_diversed.training.references import ReferenceRewards
 from hf_diversed.training.rollout import RecordingVerifier, Sampler
 from hf_diversed.training.run_folder import check_writable, sole_run
