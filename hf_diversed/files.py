@@ -81,24 +81,9 @@ def read_lines(path: Path) -> list[dict]:
 
 
 def differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> str:
-    """Return where the settings in a file differ from the current ones: "seed: 0 there, 1 here"; "" if nowhere.
-
-    Entries of mappings are compared one by one: "sampling.top_k: 0 there, 5 here".
-    """
-    stored, current = _flat(stored), _flat(current)
+    """Return where the settings in a file differ from the current ones: "seed: 0 there, 1 here"; "" if nowhere."""
     names = sorted(name for name in stored.keys() | current.keys() if stored.get(name) != current.get(name))
     return "; ".join(f"{name}: {stored.get(name)!r} there, {current.get(name)!r} here" for name in names)
-
-
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of nested mappings on one level, with names as in "sampling.top_k"."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            flat |= {f"{name}.{inner}": item for inner, item in _flat(value).items()}
-        else:
-            flat[name] = value
-    return flat
 
 
 def drop_torn_line(path: Path) -> None:

@@ -188,8 +188,6 @@ def test_a_file_of_other_settings_or_prompts_is_refused(pair, finished, tmp_path
     path.write_text(finished[1])
     with pytest.raises(ValueError, match=r"written with other settings \(seed: 0 there, 1 here\)"):
         label(pair, path, settings=dataclasses.replace(TWICE, seed=1))
-    with pytest.raises(ValueError, match=r"\(sampling.temperature: 1.0 there, 0.5 here\)"):
-        label(pair, path, temperature=0.5)
     for prompts, records in ((PROMPTS[::-1], RECORDS), (PROMPTS, RECORDS[::-1])):
         with pytest.raises(ValueError, match=r"written with other settings \(data: "):
             make_labels(pair, Letters(), prompts, records, sampling(), TWICE, path, progress=False)
