@@ -3,7 +3,6 @@
 import copy
 import functools
 import inspect
-import re
 import sys
 import types
 from pathlib import Path
@@ -66,12 +65,16 @@ def max_positions(model: PreTrainedModel) -> int | None:
 
 def has_learned_positions(model: PreTrainedModel) -> bool:
     """Whether positions are looked up in a table, as in GPT-2, so that a forward beyond `max_positions` fails."""
-    most = max_positions(model)
-    sizes = () if most is None else (most, most + 2)  # OPT and BART store two more
-    return any(
-        isinstance(module, nn.Embedding) and module.num_embeddings in sizes and re.search("pos|wpe", name)
-        for name, module in model.named_modules()
-    )
+    most, decoder = max_positions(model), base_model(model).get_decoder()
+    if most is None:
+        return False
+    tables = [
+        module.num_embeddings
+        for name, module in decoder.named_modules()
+        if isinstance(module, nn.Embedding) and ("pos" in name or "wpe" in name)
+    ]
+    buffers = [len(values) for name, values in decoder.named_buffers() if "embed_positions" in name]  # GPT-J, CodeGen
+    return most in tables or most + 2 in tables or most in buffers  # OPT and BART store two more
 
 
 def rotary_limit(model: PreTrainedModel) -> tuple[int, str] | None:

@@ -18,7 +18,6 @@ from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head_settings import SETTINGS
 from hf_diversed.method_names import DIVERSED, MethodName
 from hf_diversed.outputs import SpeculativeStats
-from hf_diversed.tasks import get_task
 from hf_diversed.token_view import Piece, PieceStreamer
 from hf_diversed.verifiers import Verifier, build_verifier
 from hf_diversed.zoo.loader import HEADS, WEIGHTS
@@ -56,12 +55,16 @@ def build_method(options: MethodOptions, device: torch.device | None = None) -> 
         device: of the head.
 
     Raises:
-        ValueError: if the task or the method is unknown, or the method needs a head or has settings of a head without
-            one.
+        ValueError: if the method is unknown, or needs a head or has settings of a head without one, or if the embedded
+            pair has no head for the task.
     """
-    get_task(options.task)
     embedded = {path.name: path for path in sorted((WEIGHTS / HEADS).glob("*"))} if options.target is None else {}
     head = options.head or embedded.get(options.task)
+    if head is None and embedded and options.method is None:
+        raise ValueError(
+            f"--task {options.task}: the embedded pair has heads for {', '.join(embedded)}; name one of them, or pass "
+            "--method."
+        )
     method = options.method or (DEFAULT if head is None else DIVERSED)
     settings = {name: getattr(options, name, None) for name in SETTINGS}
     if method != DIVERSED:

@@ -142,7 +142,7 @@ class VerifierOptions(Options):
     max_bias: float | None = option("Bound on TV(v, p) at each token.")
     max_ratio: float | None = option("Bound v <= max_ratio p at each token; at least 1, where 1 is lossless.")
     num_assistant_tokens: int | None = option(
-        "Draft tokens per round; by default the head's own, else 5; `generate`: at most 8."
+        "Draft tokens per round. Default: the head's value, else 5; `generate` uses up to 8."
     )
 
 

@@ -50,8 +50,9 @@ def evaluate(
         other processes have unfinished calls: the last process returns the records, or `report` later.
 
     Raises:
-        ValueError: before anything is written, for unknown methods, a head of another pair, prompts that do not fit
-            in the learned positions of a model, or an output folder with results of other settings.
+        ValueError: before anything is written, for unknown methods, a head of another pair, prompts that have no
+            tokens or do not fit in the learned positions of a model, or an output folder with results of other
+            settings.
 
     Example:
         ```python

@@ -58,7 +58,7 @@ class Decoder:
     def check_prompts(self, prompts: Sequence[Sequence[int]]) -> None:
         """Raise ValueError if a prompt has no tokens, or its completion may exceed the learned positions of a model.
 
-        Models with other positions decode beyond them, with lower quality.
+        Other models can decode beyond their configured length, with lower quality.
         """
         models = {"target": self.pair.target, "draft": self.pair.draft}
         learned = {

@@ -1,6 +1,6 @@
 """The interface of tasks: prompts, references, and a score used as training reward and evaluation metric."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -34,8 +34,8 @@ class Task:
         columns: columns that a record must have, the prompt's text first. `"a|b"` means either of the two, `"a.b"` the
             entry `b` of the mapping in column `a`.
         score_columns: columns that `score` reads.
-        list_columns: those of the columns that hold a list of texts; the others hold text.
-        text_or_list_columns: those of the columns that hold either.
+        text_columns, list_columns: columns whose values must be text, and lists of texts; a column in both may hold
+            either. Others are not checked.
         max_new_tokens: a length that almost all references fit in.
         stop_strings: strings at which a completion of a plain prompt ends; `score` cuts there, and a decoder may stop
             there. Chat prompts do not need them.
@@ -47,8 +47,8 @@ class Task:
     splits: tuple[str, ...]
     columns: tuple[str, ...]
     score_columns: tuple[str, ...]
+    text_columns: tuple[str, ...] = ()
     list_columns: tuple[str, ...] = ()
-    text_or_list_columns: tuple[str, ...] = ()
     max_new_tokens: int
     stop_strings: tuple[str, ...] = ()
 
@@ -130,17 +130,28 @@ class Task:
         """Return those of `columns` that a record lacks; by default of the required ones."""
         return [name for name in (self.columns if columns is None else columns) if lookup(record, name) is None]
 
-    def check_types(self, record: Record, where: str, columns: Sequence[str] | None = None) -> None:
-        """Raise ValueError if a column has another type than the task reads; by default of the required ones.
+    def check_types(self, record: Record, where: str) -> None:
+        """Raise ValueError if a value is not of the type in `text_columns` and `list_columns`.
 
         Args:
             where: the place of the record, for the message.
         """
-        for column in self.columns if columns is None else columns:
-            name = next((name for name in column.split("|") if lookup(record, name) is not None), column)
-            text = column not in self.list_columns
-            texts = not text or column in self.text_or_list_columns
-            check_type(lookup(record, name), text, texts, f"{where}: column {name!r}")
+        for column in dict.fromkeys(self.text_columns + self.list_columns):
+            value = lookup(record, column)
+            if value is None:  # see `missing_columns`
+                continue
+            is_text, is_list = column in self.text_columns, column in self.list_columns
+            if isinstance(value, str):
+                valid = is_text
+            else:
+                texts = list(value) if isinstance(value, Iterable) else []
+                valid = is_list and len(texts) > 0 and all(isinstance(item, str) for item in texts)
+            if not valid:
+                allowed = " or ".join(["text"] * is_text + ["a list of texts"] * is_list)
+                raise ValueError(
+                    f"{where}: column {column!r} must be {allowed}, got {repr(value)[:60]} ({type(value).__name__}); "
+                    "convert it, or drop the record."
+                )
 
     def _check_shots(self, record: Record, shots: Sequence[Record]) -> None:
         if any(shot == record for shot in shots):
@@ -169,21 +180,6 @@ def lookup(record: Record, column: str) -> Any:
         if value is not None:
             return value
     return None
-
-
-def check_type(value: Any, text: bool, texts: bool, what: str) -> None:
-    """Raise ValueError unless a value is text, if `text`, or a list of texts that is not empty, if `texts`."""
-    if isinstance(value, str):
-        valid = text
-    else:
-        is_list = isinstance(value, Sequence) and len(value) > 0
-        valid = texts and is_list and all(isinstance(item, str) for item in value)
-    if not valid:
-        allowed = " or ".join(["text"] * text + ["a list of at least one text"] * texts)
-        raise ValueError(
-            f"{what} must be {allowed}, got {repr(value)[:60]} ({type(value).__name__}); convert it, or drop the "
-            "record."
-        )
 
 
 def check_lengths(completions: Sequence[str], records: Sequence[Record]) -> None:

@@ -47,6 +47,7 @@ class Mbpp(CodeTask):
     splits = ("train", "validation", "test", "prompt")
     columns = ("text|prompt", "code", "test_list")
     score_columns = ("test_list",)
+    text_columns = ("text|prompt", "code")
     list_columns = ("test_list",)
     max_new_tokens = 256
     stop_strings = ("\nWrite a Python function to solve", "\nif __name__", "\nprint(", "\nassert ")
@@ -101,6 +102,7 @@ class HumanEval(CodeTask):
     source = HubSource("openai/openai_humaneval")
     splits = ("test",)
     columns = ("prompt", "canonical_solution", "test", "entry_point")
+    text_columns = columns
     score_columns = ("task_prompt|prompt", "test", "entry_point")
     max_new_tokens = 384
     stop_strings = tuple(f"\n{start}" for start in _NEXT_DEFINITIONS)

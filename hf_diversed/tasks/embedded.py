@@ -27,6 +27,7 @@ class EmbeddedTask(Task):
 
     splits = tuple(SEEDS)
     columns = ("prompt", "completion", "answer")
+    text_columns = columns
     score_columns = ("answer",)
 
     def prompt(self, record: Record) -> str:
@@ -61,7 +62,7 @@ class Math(EmbeddedTask):
 
     def score(self, completion: str, record: Record) -> float:
         """Return 1.0 if the completion ends in `The answer is N.` with the right number, else 0.0."""
-        return float(self._number(completion) == str(record["answer"]))
+        return float(self._number(completion) == record["answer"])
 
     def agreement(self, completion: str, answer: str) -> float:
         """Return 1.0 if both have the same number, or none, else 0.0."""

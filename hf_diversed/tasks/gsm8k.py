@@ -17,6 +17,7 @@ class Gsm8k(Task):
     source = HubSource("openai/gsm8k", "main")
     splits = ("train", "test")
     columns = ("question", "answer")
+    text_columns = columns
     score_columns = ("answer",)
     max_new_tokens = 256
     stop_strings = ("\nQuestion:",)

@@ -44,7 +44,7 @@ def load_records(
 
 
 def parse_lines(path: Path, task: Task, option: str = "data_file") -> list[dict[str, Any]]:
-    """Read the records of a JSON Lines file; errors about the file name the option that it was passed as."""
+    """Read the records of a JSON Lines file. `option` is the argument's name in error messages."""
     if not path.is_file():
         raise ValueError(f"`{option}` {str(path)!r} does not exist; pass the path of a JSON Lines file.")
     records = []

@@ -48,7 +48,7 @@ def task_reward(task: Task) -> RewardFunc:
         records = _records(task, columns, len(texts))
         scored = [i for i, record in enumerate(records) if not task.missing_columns(record, task.score_columns)]
         for index in scored:
-            task.check_types(records[index], f"sample {index}", task.score_columns)
+            task.check_types(records[index], f"sample {index}")
         scores = task.score_batch([texts[i] for i in scored], [records[i] for i in scored])
         rewards: list[float | None] = [None] * len(texts)
         for index, score in zip(scored, scores):

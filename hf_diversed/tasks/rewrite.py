@@ -19,8 +19,8 @@ class Rewrite(Task):
     source = HubSource("allenai/scitldr", "Abstract")
     splits = ("train", "validation", "test")
     columns = ("text|abstract|source",)
+    text_columns = list_columns = columns
     score_columns = ("text|abstract|source",)
-    text_or_list_columns = ("text|abstract|source",)
     max_new_tokens = 256
     stop_strings = (f"\n{_INSTRUCTION}",)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from hf_diversed.tasks.base import Record, Task, check_type
+from hf_diversed.tasks.base import Record, Task
 from hf_diversed.tasks.gsm8k import Gsm8k
 from hf_diversed.tasks.rouge import rouge2
 from hf_diversed.tasks.wmt import Wmt
@@ -22,7 +22,7 @@ class SpecBench(Task):
     splits = ("test",)
     columns = ("turns", "category")
     score_columns = ("category",)
-    list_columns = ("turns",)
+    text_columns, list_columns = ("category",), ("turns",)
     max_new_tokens = 512
     stop_strings = ("\nUser:",)
 
@@ -38,21 +38,13 @@ class SpecBench(Task):
         scored = SCORES.get(record["category"])
         return 0.0 if scored is None else scored(self.trim(completion), record["reference"][0])
 
-    def missing_columns(self, record: Record, columns: Sequence[str] | None = None) -> list[str]:
-        return super().missing_columns(record, self._with_reference(record, columns))
-
-    def check_types(self, record: Record, where: str, columns: Sequence[str] | None = None) -> None:
-        super().check_types(record, where, columns)
-        if "reference" in self._with_reference(record, columns):
-            given, several = record["reference"], record["category"] == "rag"
-            first = given[0] if isinstance(given, list) and given else None
-            check_type(first, not several, several, f"{where}: the first entry of the list 'reference'")
-
-    def _with_reference(self, record: Record, columns: Sequence[str] | None) -> Sequence[str]:
-        """Return the columns, with that of the reference if they include the category and it has a score."""
-        columns = self.columns if columns is None else columns
-        scored = "category" in columns and record.get("category") in tuple(SCORES)
-        return [*columns, "reference"] if scored else columns
+    def check_types(self, record: Record, where: str) -> None:
+        super().check_types(record, where)
+        category, reference = record["category"], record.get("reference")
+        if category in SCORES and not (isinstance(reference, list) and reference):
+            raise ValueError(
+                f"{where}: category {category!r} needs a column 'reference' with a list, got {repr(reference)[:60]}."
+            )
 
     def chat_messages(self, record: Record, shots: Sequence[Record] = ()) -> list[dict[str, str]]:
         if shots:

@@ -12,6 +12,7 @@ class CnnDailyMail(Task):
     source = HubSource("abisee/cnn_dailymail", "3.0.0")
     splits = ("train", "validation", "test")
     columns = ("article", "highlights")
+    text_columns = columns
     score_columns = ("highlights",)
     max_new_tokens = 128
     stop_strings = ("\nArticle:", "\nSummarize the following article:")
@@ -38,6 +39,7 @@ class XSum(Task):
     source = HubSource("EdinburghNLP/xsum")
     splits = ("train", "validation", "test")
     columns = ("document", "summary")
+    text_columns = columns
     score_columns = ("summary",)
     max_new_tokens = 64
     stop_strings = ("\nDocument:", "\nWrite a concise summary of the following document:")
@@ -62,8 +64,8 @@ class SciTldr(Task):
     source = HubSource("allenai/scitldr", "Abstract")
     splits = ("train", "validation", "test")
     columns = ("abstract|source", "tldr|target")
+    text_columns = list_columns = columns
     score_columns = ("tldr|target",)
-    text_or_list_columns = ("abstract|source", "tldr|target")
     max_new_tokens = 64
     stop_strings = ("\nAbstract:", "\nSummarize the following abstract in one sentence:")
 

@@ -12,6 +12,7 @@ class Wmt(Task):
     source = HubSource("wmt/wmt14", "de-en")
     splits = ("train", "validation", "test")
     columns = ("translation.de", "translation.en")
+    text_columns = columns
     score_columns = ("translation.en",)
     max_new_tokens = 128
     stop_strings = ("\nGerman:", "\nTranslate the following German sentence")

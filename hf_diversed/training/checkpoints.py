@@ -24,8 +24,10 @@ def resume_point(output_dir: Path) -> str | None:
 
 
 def check_checkpoint(folder: Path) -> None:
-    """Raise ValueError for a folder without the optimizer's state: `Trainer` would start with a new optimizer."""
-    if folder.is_dir() and not (folder / OPTIMIZER_NAME).exists():
+    """Raise ValueError for a missing folder, or one without optimizer: `Trainer` would start with a new optimizer."""
+    if not folder.is_dir():
+        raise ValueError(f"the checkpoint folder {folder} does not exist.")
+    if not (folder / OPTIMIZER_NAME).exists():
         newest = resume_point(folder)
         raise ValueError(
             f"{folder} has no {OPTIMIZER_NAME}, so training cannot continue from it; pass "

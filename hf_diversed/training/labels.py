@@ -160,8 +160,8 @@ def make_labels(
         progress: see `with_progress`.
 
     Raises:
-        ValueError: if the file belongs to a run with other settings or prompts, or a prompt does not fit in the
-            learned positions of a model.
+        ValueError: if the file belongs to a run with other settings or prompts, or a prompt has no tokens or
+            does not fit in the learned positions of a model.
     """
     run = LabelRun(pair, task, sampling, settings)
     ids = encode(pair.tokenizer, prompts)
@@ -334,15 +334,9 @@ def cut(text: str, stop_strings: Sequence[str]) -> str:
 
 
 def load_labels(path: Path) -> Labels:
-    """Read a file that `make_labels` wrote, complete or not. Raises ValueError if it contains no labels, or another
-    line."""
-    lines = read_lines(path) if path.is_file() else []
-    for number, line in enumerate(lines, start=1):
-        if not (_is_batch(line) if number > 1 else "settings" in line):
-            raise ValueError(
-                f"{path}, line {number} was not written by `hf-diversed label`: {str(line)[:60]}. Pass the --output "
-                "of that command, or remove the line if it is damaged."
-            )
+    """Read a file that `make_labels` wrote, complete or not. Raises ValueError if it contains no labels, or a
+    line that `make_labels` did not write."""
+    lines = _read_lines(path) if path.is_file() else []
     by_batch = {line["batch"]: line["labels"] for line in lines[1:]}  # two processes may have made the same batch
     labels = [label for batch in by_batch.values() for label in batch]
     if not labels:
@@ -356,6 +350,18 @@ def load_labels(path: Path) -> Labels:
             for name in labels[0]["inputs"]
         },
     )
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the complete lines of a file of labels. Raises ValueError for a line that `make_labels` did not write."""
+    lines = read_lines(path)
+    for number, line in enumerate(lines, start=1):
+        if not (_is_batch(line) if number > 1 else "settings" in line):
+            raise ValueError(
+                f"{path}, line {number} was not written by `hf-diversed label`: {str(line)[:60]}. Pass the --output "
+                "of that command, or remove a damaged line."
+            )
+    return lines
 
 
 def _is_batch(line: dict[str, Any]) -> bool:
@@ -379,7 +385,7 @@ def _read_done(path: Path, about: dict[str, Any]) -> set[int] | None:
     content = path.read_bytes()
     if not content.startswith(_HEADER[: len(content)]):
         raise ValueError(f"{path} exists and contains no labels; pass another file.")
-    lines = read_lines(path)
+    lines = _read_lines(path)
     if lines and (changes := differences(lines[0]["settings"], about)):
         raise ValueError(f"{path} was written with other settings ({changes}). Use the same ones, or another file.")
     drop_torn_line(path)

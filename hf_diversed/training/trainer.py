@@ -310,7 +310,7 @@ class DiversedTrainer(AtomicCheckpoints):
                 "reward_weights": self.scorer.reward.weights,
                 "generations": args.reference_generations,
                 "seed": args.seed,
-                "key": "row",  # earlier files have one reward per prompt
+                "rewards_per": "row",  # earlier files have one per prompt
                 **dataclasses.asdict(self.sampler.settings),
             },
         )

@@ -25,6 +25,8 @@ def test_a_folder_without_the_optimizer_is_refused(unbroken, tmp_path):
     """Catches a run that continues with a new optimizer, from the folder of the finished head."""
     with pytest.raises(ValueError, match=rf"has no optimizer.pt, .* pass {unbroken}/checkpoint-"):
         trainer(tmp_path).train(resume_from_checkpoint=str(unbroken))
+    with pytest.raises(ValueError, match=r"folder .*none does not exist"):
+        trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "none"))
 
 
 def test_an_interrupted_first_save_does_not_count(unbroken, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Stored rewards of the target's own completions."""
 
 import pytest
+import torch
 
 from hf_diversed.training.references import ReferenceRewards
 
@@ -48,6 +49,8 @@ def test_rows_with_other_answers_have_their_own_reward(path):
     store.measure([{"prompt": "a", "answer": 0}], lambda rows, _: [(row, 0.0) for row in rows], 1, save=True)
     rows = [{"prompt": "a", "answer": 0}, {"answer": 1, "prompt": "a"}]
     assert store.missing(rows) == rows[1:]
+    arrays = [{"prompt": "a", "answer": torch.arange(2000) == middle} for middle in (1000, 1001)]
+    assert len(store.missing(arrays)) == 2  # text of such arrays is abbreviated
     store.measure(rows, lambda rows, _: [(row, 1.0) for row in rows], 2, save=True)
     assert [ReferenceRewards(path, SETTINGS)[row] for row in rows] == [0.0, 1.0]
 

@@ -99,7 +99,7 @@ def learning() -> dict[str, Table]:
                 Column("calibrations with a drop within the limit", "kept"),
             ],
             "{n} calibrations of 600 prompts each, resampled from the measured ones, at a confidence of 95%. "
-            "The drop is that over all measured prompts; it is 0 if no strictness was found.",
+            "The drop is measured over all prompts; a calibration that finds no strictness has none.",
         ),
     }
 
