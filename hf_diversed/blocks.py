@@ -78,7 +78,7 @@ class DraftOutput(BlockOutput):
             length, after its first drafted EOS, and where another verifier decides. Verifiers that treat positions
             independently may ignore it.
         lengths: long `[B]`, number of ids of each row; None if every row fills all columns.
-        num_drafted: long `[B]`, number of draft tokens of each row up to its draft length or first EOS, for all
+        num_drafted: long `[B]`, number of draft tokens of each row up to its limit or first EOS, for all
             verifiers together; by default the number of active positions.
     """
 

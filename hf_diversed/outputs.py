@@ -100,22 +100,22 @@ class SpeculativeStats:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted / drafted, as DIVERSED and vLLM count it; falls with the draft length. NaN without draft tokens."""
+        """Accepted / drafted, as DIVERSED and vLLM count it; falls with gamma. NaN without draft tokens."""
         return _ratio(self.num_accepted, self.num_drafted)
 
     @property
     def verified_acceptance_rate(self) -> float:
-        """Accepted / (accepted + rejected): estimates `1 - w TV(p, q)` at any draft length."""
+        """Accepted / (accepted + rejected): estimates `1 - w TV(p, q)` at any gamma."""
         return _ratio(self.num_accepted, self.num_accepted + self.num_rejected)
 
     @property
     def block_efficiency(self) -> float:
-        """Emitted tokens per round, including the residual or bonus token: between 1 and the draft length + 1."""
+        """Emitted tokens per round, including the residual or bonus token: between 1 and gamma + 1."""
         return _ratio(self.num_emitted, self.num_rounds)
 
     @property
     def accepted_length(self) -> float:
-        """Accepted draft tokens per round, without the residual or bonus token: between 0 and the draft length."""
+        """Accepted draft tokens per round, without the residual or bonus token: between 0 and gamma."""
         return _ratio(self.num_accepted, self.num_rounds)
 
     @property

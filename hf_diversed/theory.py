@@ -1,4 +1,4 @@
-"""Expected acceptance, bias and speedup of verification, and the best draft length.
+"""Expected acceptance, bias and speedup of verification, and the best gamma.
 
 Distributions are float `[..., V]` that sum to one.
 Sources: arXiv 2604.07622 (mixtures), arXiv 2211.17192 (speedup, section 3).
@@ -75,12 +75,12 @@ def expected_speedup(accepted_length: float, gamma: int, times: ForwardTimes) ->
 def best_gamma(
     survival: Sequence[float], times: ForwardTimes, gammas: Collection[int] | None = None
 ) -> tuple[int, float]:
-    """Return the draft length with the highest expected speedup, and the speedup; below 1 the target alone is faster.
+    """Return gamma with the highest expected speedup, and the speedup; below 1 the target alone is faster.
 
     Args:
         survival: probability that the first n draft tokens are all accepted, n = 1..G: `accepted_per_position` of an
             evaluation, or `[rate**n ...]` for i.i.d. positions.
-        gammas: draft lengths to compare, between 1 and G; None for all.
+        gammas: numbers of draft tokens to compare, between 1 and G; None for all.
     """
     if not survival or not all(0.0 <= below <= above <= 1.0 for above, below in zip([1.0, *survival], survival)):
         raise ValueError(

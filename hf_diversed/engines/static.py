@@ -117,7 +117,7 @@ class StaticEngine(EagerEngine):
         return round
 
     def _fit_to_limits(self, gamma: int, verifier_state: VerifierState) -> int:
-        """Return a shorter draft length that fits the rows if it is already compiled; else `gamma`."""
+        """Return a smaller gamma that fits the rows if it is already compiled; else `gamma`."""
         if gamma <= SMALLEST_GAMMA:
             return gamma
         shorter = min(gamma, gamma_for(max(self.rows.draft_limit_on_host(gamma))))
@@ -155,7 +155,7 @@ class StaticEngine(EagerEngine):
         return self.compiler.run(static_round.verify_block, parts, shape, self._label, settings, target, inputs, steps)
 
     def _shape(self, gamma: int, verifier_state: VerifierState) -> Shape:
-        """Return the shape that a round with this draft length is compiled for."""
+        """Return the shape that a round with this gamma is compiled for."""
         rows = self.rows
         rest = (gamma, *sorted(verifier_state.row_values), verifier_state.state is None, *self._sampling)
         return Shape(size_for(len(rows.ids)), self.target.capacity_for(max(rows.lengths.host) + gamma), rest)

@@ -1,6 +1,6 @@
 """Curves of evaluation records, for figures and tables. Independent of matplotlib.
 
-A curve contains the records of one file for one task, temperature and draft length; points of different runs are
+A curve contains the records of one file for one task, temperature and gamma; points of different runs are
 never joined.
 """
 
@@ -63,7 +63,7 @@ def read_records(path: Path | str) -> list[dict[str, Any]]:
 
 
 def to_curves(records: Sequence[Record], source: str) -> list[Curve]:
-    """Group the records of one file by task, temperature and draft length.
+    """Group the records of one file by task, temperature and gamma.
 
     Raises:
         ValueError: if a group contains a method twice. A difference such as another draft model is not a curve.

@@ -9,7 +9,7 @@ def markdown_table(records: Sequence[dict]) -> str:
     """Acceptance rate and quality, methods by tasks (the layout of table 1 of arXiv 2604.07622).
 
     Args:
-        records: records of any number of evaluations and tasks. Each temperature and draft length has its own table.
+        records: records of any number of evaluations and tasks. Each temperature and gamma has its own table.
             A method that did not run on a task shows "-".
 
     Raises:
@@ -25,7 +25,7 @@ def markdown_table(records: Sequence[dict]) -> str:
 
 
 def setting(record: dict) -> str:
-    """Return the temperature and draft length of a record, for the heading of its table."""
+    """Return the temperature and the number of draft tokens of a record, for the heading of its table."""
     return f"temperature {record['temperature']:g}, {record['num_assistant_tokens']} draft tokens per round"
 
 

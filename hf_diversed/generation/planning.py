@@ -93,7 +93,7 @@ def diversed_decoding(
             "adaptive", which also measures times, and for which `num_assistant_tokens` is only gamma of the first
             rounds (`AdaptiveSchedule`). Compiled rounds have no rule: "confidence" has no effect there, and
             "adaptive" chooses among constant lengths. None for the value of a generation config, the call's before
-            the draft model's; else "confidence" for a single row whose draft length is set nowhere, without
+            the draft model's; else "confidence" for a single row whose gamma is set nowhere, without
             `cache_implementation="static"`, and "constant" for all others.
         assistant_confidence_threshold: in [0, 1]. As in transformers, a block ends after a draft token with a lower
             probability under q. It replaces the rule of the schedule; 0 sets no threshold. None for the value that
@@ -257,7 +257,7 @@ class DraftLengths:
 
 
 def _plan_draft_lengths(request: Request, source: str | None, has_draft_model: bool, max_length: int) -> DraftLengths:
-    """Resolve the settings of draft lengths. Raises ValueError for those that are invalid or not supported."""
+    """Resolve gamma and early stopping. Raises ValueError for settings that are invalid or not supported."""
     config, assistant, verifier = request.config, request.assistant_model, request.verifier
     assert verifier is not None
     schedule = threshold = None
@@ -410,7 +410,7 @@ def requested_gamma(
     looked_up = config.prompt_lookup_num_tokens if draft is None else None
     if looked_up is not None and num_assistant_tokens not in (None, looked_up):
         raise ValueError(
-            f"prompt_lookup_num_tokens={looked_up} sets the draft length, and "
+            f"prompt_lookup_num_tokens={looked_up} sets the number of draft tokens, and "
             f"num_assistant_tokens={num_assistant_tokens} differs from it; pass only the first."
         )
     of_draft = _compat.config_entry(getattr(draft, "generation_config", None), "num_assistant_tokens")

@@ -105,7 +105,7 @@ class Arguments:
         return _first(self.of_call(name), _compat.config_entry(self.model.generation_config, name))
 
     def drafting(self, candidate_generator: object) -> tuple[PreTrainedModel | None, int | None]:
-        """Return the draft model, None for other sources, and the draft length, None if unset.
+        """Return the draft model, None for other sources, and gamma, None if unset.
 
         The attachment supplies them unless the call itself selects another source.
 

@@ -1,4 +1,4 @@
-"""Draft lengths that adapt to measured times and acceptance."""
+"""Gamma that adapts to measured times and acceptance."""
 
 import os
 import time
@@ -23,17 +23,17 @@ _TRY_ANOTHER_EVERY = 24  # rounds
 
 @dataclass(eq=False)
 class AdaptiveSchedule:
-    """Draft length with the highest expected throughput of the batch, in tokens per second: `theory.best_gamma`.
+    """Gamma with the highest expected throughput of the batch, in tokens per second: `theory.best_gamma`.
 
     It is 0, a step of the target alone, where drafting is not expected to be faster, except for rare probes.
 
     The time of a round does not depend on which rows accept draft tokens, so the mean number of accepted tokens
     decides. Other values are tried until at least two have been timed, and occasionally later.
 
-    With `rule`, it chooses the maximum draft length, and the rule ends blocks earlier, at the measured cost.
+    With `rule`, it chooses the maximum gamma, and the rule ends blocks earlier, at the measured cost.
 
     Attributes:
-        start: draft length until enough rounds have been measured. max_gamma: maximum draft length.
+        start: gamma until enough rounds have been measured. max_gamma: maximum gamma.
         ready: whether a round with a given gamma can start without compilation; only such values are chosen, and
             `start` and 0.
         times_for: returns the measured times for a number of rows. survival: acceptance by position.

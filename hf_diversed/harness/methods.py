@@ -162,9 +162,9 @@ def _build(spec: MethodLike, head: HeadLike | None, device: torch.device | str |
 
 
 def constant_draft(draft: PreTrainedModel, gamma: int) -> PreTrainedModel:
-    """Return a shallow copy of the draft model whose generation config sets a constant draft length.
+    """Return a shallow copy of the draft model whose generation config sets a constant gamma.
 
-    transformers reads the draft length only there.
+    transformers reads it only there.
     """
     shallow = copy.copy(draft)
     shallow.generation_config = copy.deepcopy(draft.generation_config)

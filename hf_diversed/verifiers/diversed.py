@@ -28,7 +28,7 @@ class Head(Protocol):
 
     Attributes:
         config: a `DiversedHeadConfig`, or an object with its fields: model names and sizes, vocabulary size, default
-            strictness, temperature and draft length of the training.
+            strictness, temperature and gamma of the training.
         needs_hidden_states: True if the head reads both models' hidden states before the draft token; "target" if
             `target_after` is its only hidden state; else False.
     """
