@@ -23,17 +23,25 @@ def resume_point(output_dir: Path) -> str | None:
     return get_last_checkpoint(str(output_dir)) if output_dir.is_dir() else None
 
 
-def check_checkpoint(folder: Path) -> None:
-    """Raise ValueError for a missing folder, or one without optimizer: `Trainer` would start with a new optimizer."""
+def find_checkpoint(requested: str | bool | None, output_dir: Path) -> str | None:
+    """Return the folder that a run continues from; None to start anew.
+
+    Args:
+        requested: a checkpoint folder, or True for the newest checkpoint in `output_dir`.
+
+    Raises:
+        ValueError: if the folder is missing, or has no optimizer state: `Trainer` would start with a new optimizer.
+    """
+    found = resume_point(output_dir) if requested is True else requested or None
+    if found is None:
+        return None
+    folder = Path(found)
     if not folder.is_dir():
         raise ValueError(f"the checkpoint folder {folder} does not exist.")
     if not (folder / OPTIMIZER_NAME).exists():
-        newest = resume_point(folder)
-        raise ValueError(
-            f"{folder} has no {OPTIMIZER_NAME}, so training cannot continue from it; pass "
-            + (newest or "a checkpoint that was saved with save_only_model=False")
-            + "."
-        )
+        advice = resume_point(folder) or "a checkpoint that was saved with save_only_model=False"
+        raise ValueError(f"{folder} has no {OPTIMIZER_NAME}, so training cannot continue from it; pass {advice}.")
+    return found
 
 
 def publish(unfinished: Path, folder: Path) -> None:

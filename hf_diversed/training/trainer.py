@@ -25,7 +25,7 @@ from hf_diversed.method_names import AS_TRAINED
 from hf_diversed.provenance import model_digest, provenance, recorded_settings
 from hf_diversed.tasks.rewards import RewardError, RewardFunc, RewardSum
 from hf_diversed.training.arguments import DiversedConfig, own_settings
-from hf_diversed.training.checkpoints import AtomicCheckpoints, Rescue, check_checkpoint, resume_point
+from hf_diversed.training.checkpoints import AtomicCheckpoints, Rescue, find_checkpoint
 from hf_diversed.training.constraint import ConstraintCallback
 from hf_diversed.training.loading import fresh_head, load_frozen, load_tokenizer, set_initial_prediction
 from hf_diversed.training.objective import diversed_loss, leave_one_out
@@ -172,16 +172,13 @@ class DiversedTrainer(AtomicCheckpoints):
             kwargs: other arguments of `Trainer.train`.
 
         Raises:
-            ValueError: if the given folder contains no checkpoint, or one without the optimizer's state.
+            ValueError: if the given folder is missing or contains no optimizer state.
             RewardError: if a reward raises. A checkpoint of the steps so far is saved first.
             OSError: if another run is training in `output_dir`, or a file there cannot be written.
         """
         with sole_run(self.args):
-            if resume_from_checkpoint is True:
-                resume_from_checkpoint = resume_point(Path(self.args.output_dir))
-            if resume_from_checkpoint:
-                check_checkpoint(Path(resume_from_checkpoint))
-            return self._train(resume_from_checkpoint or None, **kwargs)
+            checkpoint = find_checkpoint(resume_from_checkpoint, Path(self.args.output_dir))
+            return self._train(checkpoint, **kwargs)
 
     def _train(self, resume_from_checkpoint: str | None, **kwargs):
         self._began, self.seconds = time.perf_counter(), dict.fromkeys(self.seconds, 0.0)
