@@ -1,8 +1,7 @@
 """Every example runs as users run it."""
 
-import os
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -21,38 +20,46 @@ ALL = (Path(__file__).parent.parent / "examples").glob("*.py")
 EXAMPLES = sorted(path for path in ALL if path.name != "convert_authors_head.py")  # needs a file; it has its own tests
 
 
-def run_example(path: Path, options: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, str(path), *options]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+@pytest.fixture
+def run_example(tmp_path, monkeypatch):
+    """Return a function that runs a script in this process, with `tmp_path` as working folder."""
+    monkeypatch.chdir(tmp_path)
+    state = torch.random.get_rng_state()
+
+    def run(path: Path, *options: str) -> None:
+        monkeypatch.setattr(sys, "argv", [str(path), *options])
+        runpy.run_path(str(path), run_name="__main__")
+
+    yield run
+    torch.random.set_rng_state(state)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_example_runs(path, tmp_path):
+def test_example_runs(path, run_example, capsys):
     """Catches an example for an older API."""
-    done = run_example(path, SHORTER.get(path.name, []), tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "accepted" in done.stdout
+    run_example(path, *SHORTER.get(path.name, []))
+    printed = capsys.readouterr().out
+    assert "accepted" in printed
     if path.name == "rl_rollouts.py":  # lossless by default; relaxed rollouts leave fewer effective samples
-        assert "effective sample size 100%" in done.stdout
+        assert "effective sample size 100%" in printed
 
 
-def test_rollouts_without_importance_weights_are_refused(tmp_path):
+def test_rollouts_without_importance_weights_are_refused(run_example, capsys):
     """Catches rollouts of a verifier without log-probabilities, whose weights would all be wrong."""
     path = Path(__file__).parent.parent / "examples" / "rl_rollouts.py"
-    done = run_example(path, ["--verifier", "lenience:0.3", "--updates", "1"], tmp_path)
-    assert done.returncode == 2
-    assert "'lenience:0.3' has no emitted distribution" in done.stderr
+    with pytest.raises(SystemExit, match="2"):
+        run_example(path, "--verifier", "lenience:0.3", "--updates", "1")
+    assert "'lenience:0.3' has no emitted distribution" in capsys.readouterr().err
 
 
-def test_tuned_draft_is_an_ordinary_model(tmp_path):
+@pytest.mark.filterwarnings("ignore")  # those of TRL
+def test_tuned_draft_is_an_ordinary_model(run_example, tmp_path, capsys):
     """Catches a TRL release that changes the trainer, an adapter in the saved files, and weights without updates."""
     pytest.importorskip("trl", reason="the recipe needs TRL, which needs Python 3.11: pip install trl")
     path = Path(__file__).parent.parent / "examples" / "recipes" / "tune_draft.py"
     sizes = ["--max-steps", "1", "--batch-size", "2", "--num-prompts", "2", "--num-examples", "2"]
-    done = run_example(path, sizes, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^after 1 updates in \d+ s: \d+\.\d% accepted", done.stdout, re.MULTILINE)
+    run_example(path, *sizes)
+    assert re.search(r"^after 1 updates in \d+ s: \d+\.\d% accepted", capsys.readouterr().out, re.MULTILINE)
     before, tuned = load_demo_pair().draft, AutoModelForCausalLM.from_pretrained(tmp_path / "tuned-draft")
     assert tuned.state_dict().keys() == before.state_dict().keys()
     changed = {name for name, value in tuned.state_dict().items() if not torch.equal(value, before.state_dict()[name])}
