@@ -276,8 +276,9 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
                 found = compare(results, label, other) | {"n": results.header["n"]}
                 comparisons.append(described(found, category))
         methods |= {label: text for part in parts for label, text in definitions(part).items() if label in done}
-        if used := [part for part in parts if any(part in found for found in done.values())]:
-            headers.append(pooled(used).header)
+        used = [part for part in parts if any(part in found for found in done.values())]
+        groups = itertools.groupby(used, key=lambda part: (part.header["target"], part.header["draft"]))
+        headers += [pooled(list(group)).header for _, group in groups]  # parts may have been run in other dtypes
     source = provenance(0, arguments.device) | {"evaluations": headers, "methods": methods}
     path = arguments.output / f"qwen-coder-{name}{suffix(arguments)}.json"
     write_json(path, {"records": records, "comparisons": comparisons, "provenance": source})

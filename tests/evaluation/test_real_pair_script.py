@@ -44,8 +44,8 @@ def run(monkeypatch, tmp_path):
     return run
 
 
-def test_parts_are_pooled_and_kept(run, tmp_path):
-    """Catches prompts that are measured twice, a pool of one part only, and batches that are decoded again."""
+def test_parts_are_pooled_and_kept(run, tmp_path, monkeypatch):
+    """Catches prompts or batches that are repeated, a pool of one part only, and one dtype reported for two."""
     first = run("--methods", PLAIN)
     assert [(row["method"], row["n"]) for row in first["records"]] == [(PLAIN, 2)]
     both = run("--methods", f"{PLAIN},{LOSSLESS}")
@@ -63,6 +63,12 @@ def test_parts_are_pooled_and_kept(run, tmp_path):
     sizes = [path.stat().st_size for path in files]
     assert run("--methods", f"{PLAIN},{LOSSLESS}", "--parts", "2")["records"] == report["records"]
     assert [path.stat().st_size for path in files] == sizes
+    assert [header["n"] for header in report["provenance"]["evaluations"]] == [4]
+    files[1].write_text(files[1].read_text().replace('"dtype": "float32"', '"dtype": "float64"'))
+    monkeypatch.setattr(real_pair, "measure", lambda *_: None)  # as the pair has another dtype
+    report = run("--methods", f"{PLAIN},{LOSSLESS}", "--parts", "2")
+    headers = [(header["n"], header["target"]["dtype"]) for header in report["provenance"]["evaluations"]]
+    assert headers == [(2, "float32"), (2, "float64")]
 
 
 @pytest.mark.parametrize("batch_size", ["2", "1"])
