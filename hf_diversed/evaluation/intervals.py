@@ -24,14 +24,13 @@ class Estimate:
 
     Attributes:
         value: on the original prompts.
-        low, high: two-sided bounds. lower: one-sided bound.
+        low, high: the bounds.
         outside: share of replicates in which the statistic is not defined.
     """
 
     value: float
     low: float
     high: float
-    lower: float
     outside: float = 0.0
 
 
@@ -74,9 +73,9 @@ class Bootstrap:
         known = replicates[~np.isnan(replicates)]
         outside = 1.0 - len(known) / len(replicates)
         if np.isnan(value) or outside > MAX_OUTSIDE:
-            return Estimate(value, np.nan, np.nan, np.nan, outside)
-        low, high, lower = np.quantile(known, [0.025, 0.975, 0.05])
-        return Estimate(value, float(low), float(high), float(lower), outside)
+            return Estimate(value, np.nan, np.nan, outside)
+        low, high = np.quantile(known, [0.025, 0.975])
+        return Estimate(value, float(low), float(high), outside)
 
     def estimate_mean(self, statistic: np.ndarray, low: float, high: float) -> Estimate:
         """Return `estimate` of a mean of values in [low, high]; also valid if all prompts have the same value.
@@ -88,21 +87,14 @@ class Bootstrap:
         found = self.estimate(statistic)
         if np.isnan(found.low) or np.ptp(statistic[~np.isnan(statistic)]) > _ROUNDING:
             return found
-        trials = self.counts.shape[1]
-        two_sided, one_sided = (wilson(0, trials, level)[1] for level in (0.95, 0.9))
+        unseen = wilson(0, self.counts.shape[1])[1]
         below, above = found.value - low, high - found.value
-        return Estimate(
-            found.value,
-            found.value - two_sided * below,
-            found.value + two_sided * above,
-            found.value - one_sided * below,
-            found.outside,
-        )
+        return Estimate(found.value, found.value - unseen * below, found.value + unseen * above, found.outside)
 
 
-def wilson(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:
-    """Return bounds on a probability from independent trials (Wilson 1927, JASA 22:209); width > 0 also at 0 and 1."""
-    z = NormalDist().inv_cdf(0.5 + level / 2)
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """Return 95% bounds on a probability from independent trials (Wilson 1927, JASA 22:209), never of width 0."""
+    z = NormalDist().inv_cdf(0.975)
     rate, scale = successes / trials, 1.0 + z * z / trials
     centre = (rate + z * z / (2 * trials)) / scale
     half = z / scale * math.sqrt(rate * (1.0 - rate) / trials + z * z / (4 * trials * trials))

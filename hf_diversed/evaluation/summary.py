@@ -76,10 +76,10 @@ def summarize(results: Results, labels: Sequence[str] | None = None) -> list[dic
 
     `static_gain` is the quality minus that of the static curve at the same acceptance rate. The curve is piecewise
     linear through (acceptance rate, quality) of all methods with a constant weight, including lossless as weight 1;
-    it is recomputed in every replicate. `static_gain_lower` is a one-sided 95% bound, `static_gain_outside` the share
-    of replicates whose acceptance rate lies beyond the curve's ends, which are left out: the bounds are None if the
-    share exceeds `MAX_OUTSIDE`, the gain if the method itself lies there. All are None for the curve's own methods,
-    for "target", and with fewer than two points.
+    it is recomputed in every replicate. `static_gain_outside` is the share of replicates whose acceptance rate lies
+    beyond the curve's ends, which are left out: the bounds are None if the share exceeds `MAX_OUTSIDE`, the gain if
+    the method itself lies there. All are None for the curve's own methods, for "target", and with fewer than two
+    points.
 
     Args: labels: the methods to include; None for all.
 
@@ -163,7 +163,7 @@ def _cost(table: MethodTable) -> dict:
 
 
 def _static_gain(table: MethodTable, tables: list[MethodTable], bootstrap: Bootstrap) -> dict:
-    names = ("static_gain", "static_gain_ci", "static_gain_lower", "static_gain_outside")
+    names = ("static_gain", "static_gain_ci", "static_gain_outside")
     curve = list({other.static_weight: other for other in tables if other.static_weight is not None}.values())
     if len(curve) < 2 or table.static_weight is not None or "num_drafted" not in table.sums:
         return dict.fromkeys(names)
@@ -176,8 +176,7 @@ def _static_gain(table: MethodTable, tables: list[MethodTable], bootstrap: Boots
     )
     rates, qualities = (np.stack(values, axis=1) for values in zip(*points))
     gain = bootstrap.estimate(quality - interpolate(rate, rates, qualities))
-    bounds = _with_bounds("static_gain", gain)
-    return bounds | {"static_gain_lower": _number(gain.lower), "static_gain_outside": gain.outside}
+    return _with_bounds("static_gain", gain) | {"static_gain_outside": gain.outside}
 
 
 def _with_bounds(name: str, estimate: Estimate) -> dict:
