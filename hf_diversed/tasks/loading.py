@@ -47,11 +47,12 @@ def parse_lines(path: Path, task: Task, option: str = "data_file") -> list[dict[
     """Read the records of a JSON Lines file. `option` is the argument's name in error messages."""
     if not path.is_file():
         raise ValueError(f"`{option}` {str(path)!r} does not exist; pass the path of a JSON Lines file.")
-    records = []
-    with path.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                records.append(_read_line(line, f"line {number} of {path}", task))
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"`{option}` {str(path)!r} must be UTF-8: {error}.") from error
+    numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    records = [_read_line(line, f"line {number} of {path}", task) for number, line in numbered]
     if not records:
         raise ValueError(f"`{option}` {str(path)!r} contains no records.")
     return records

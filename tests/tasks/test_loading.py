@@ -63,6 +63,14 @@ def test_refuses_broken_files(tmp_path: Path, lines: list, message: str):
         load_records(get_task("gsm8k"), "train", data_file=write(tmp_path / "a.jsonl", *lines))
 
 
+def test_refuses_other_encodings(tmp_path: Path):
+    """Catches a decoding error that does not name the file."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes('{"question": "é", "answer": "#### 1"}'.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"a\.jsonl' must be UTF-8: .*position 14"):
+        load_records(get_task("gsm8k"), "train", data_file=path)
+
+
 @pytest.mark.parametrize(
     ("name", "split", "options", "message"),
     [
