@@ -195,7 +195,9 @@ def verify(
         next_probs = replacement = target_probs(num_accepted)
     else:
         verdict, num_drafted = verifier_state.verify(verifier, input_ids, draft, target), draft.num_drafted
-        uniforms = torch.full_like(verdict.accept_prob, 0.5) if round_noise.uniforms is None else round_noise.uniforms
+        uniforms = round_noise.uniforms
+        if uniforms is None:  # greedy: accept where `accept_prob` is 1, or True
+            uniforms = torch.full_like(verdict.accept_prob, 0.5, dtype=torch.float32)
         num_accepted = count_accepted(verdict.accept_prob, uniforms, num_drafted)
         all_accepted = num_accepted >= num_drafted
         replacement = verdict.replacement(num_accepted.clamp_max(draft.tokens.shape[1] - 1))

@@ -15,9 +15,10 @@ FAULTS = (
     "(float16 overflows where bfloat16 does not), and processors that forbid every token.",
     "{verifier} returned an acceptance probability or a distribution that is not finite, although both models' "
     "scores are finite; check its settings, and the weights and hidden states that its head uses.",
-    "{verifier} returned invalid probabilities: acceptance probabilities must lie in [0, 1], the emitted "
-    "distribution (`Trace.emitted_probs`) must be non-negative and sum to 1 at every position, and the residual "
-    "distribution (`Verdict.replacement`) must be non-negative with a positive sum. Check the verifier's arithmetic.",
+    "{verifier} returned invalid probabilities: acceptance probabilities must lie in [0, 1], and be 0 or 1 in greedy "
+    "decoding (`DraftOutput.sampled` is False), the emitted distribution (`Trace.emitted_probs`) must be non-negative "
+    "and sum to 1 at every position, and the residual distribution (`Verdict.replacement`) must be non-negative with "
+    "a positive sum. Check the verifier's arithmetic.",
 )
 INVALID_PROBS = len(FAULTS) - 1
 _ROUNDING = 1e-3
@@ -78,7 +79,9 @@ def find_invalid_probs(
             raise ValueError(
                 f"{type(verifier).__name__}: {name} must have shape {list(expected)}, got {list(values.shape)}."
             )
-    wrong = (verdict.accept_prob < 0.0) | (verdict.accept_prob > 1.0 + _ROUNDING)
+    accept_prob = verdict.accept_prob.float()
+    allowed = accept_prob.clamp(0.0, 1.0) if draft.sampled else (accept_prob > 0.5).float()
+    wrong = (accept_prob - allowed).abs() > _ROUNDING
     if emitted is not None:
         wrong |= (emitted.amin(-1) < 0.0) | ((emitted.sum(-1) - 1.0).abs() > _ROUNDING)
     rows = (wrong & draft.active).any(-1)

@@ -156,6 +156,24 @@ def test_a_callers_verifier_must_return_distributions(pair, verifier, words, mod
         generate(pair, verifier=verifier, **mode)
 
 
+def test_a_callers_verifier_decides_in_greedy_decoding(pair):
+    """Catches acceptance probabilities cut at 0.5, which no definition of the verifier contains."""
+    with pytest.raises(ValueError, match="0 or 1 in greedy decoding"):
+        generate(pair, verifier=Accepting(0.7), do_sample=False)
+
+
+def test_acceptance_may_be_bool(pair):
+    """Catches a threshold of the dtype of `accept_prob`: no bool is below True."""
+
+    class Agreeing(Verifier):
+        def __call__(self, input_ids, draft, target, state=None):
+            return Verdict(draft.tokens == target.scores[:, :-1].argmax(dim=-1), target.at)
+
+    expected, found = (generate(pair, verifier=each, do_sample=False) for each in ("lossless", Agreeing()))
+    assert torch.equal(found.sequences, expected.sequences)
+    assert found.stats.num_accepted == expected.stats.num_accepted > 0
+
+
 def test_a_callers_verifier_may_have_a_state(pair):
     """Catches a check that refuses the right shape."""
     assert generate(pair, verifier=WithState(extra=0)).stats.num_accepted > 0
