@@ -5,7 +5,7 @@ import functools
 import inspect
 from typing import Any
 
-from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList, StopStringCriteria
 
 from hf_diversed import _compat, model_facts
 from hf_diversed.generation import checks
@@ -112,7 +112,8 @@ def _take_over_stop_strings(arguments: Arguments, tokenizer) -> PreTrainedModel:
     if tokenizer is None:
         raise ValueError("stop_strings require the tokenizer: pass tokenizer=.")
     criteria = StoppingCriteriaList(named.get("stopping_criteria") or [])
-    criteria.append(stop_criterion(tokenizer, stop_strings))
+    if not any(type(each) is StopStringCriteria for each in criteria):  # the caller's takes precedence, as upstream
+        criteria.append(stop_criterion(tokenizer, stop_strings))
     named["stopping_criteria"] = criteria
     arguments.extra.pop("stop_strings", None)
     config = named.get("generation_config")

@@ -270,6 +270,12 @@ def test_stop_strings_beside_users_criteria(pair, text, tokenizer):
     assert len(mine) == 1
 
 
+def test_a_callers_stop_strings_replace_the_configured_ones(pair, text, tokenizer):
+    """Catches two criteria where upstream uses the caller's only."""
+    first, second = (tokenizer.decode(text[1, column : column + 1]) for column in (3, 6))
+    assert_same(pair, partial(tf.StopStringCriteria, tokenizer, [second]), stop_strings=first, tokenizer=tokenizer)
+
+
 class StopAfter(tf.StoppingCriteria):
     """A user's criterion whose state indexes rows: row i stops at column number count + 2 i, or after certain ids."""
 
