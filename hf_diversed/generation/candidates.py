@@ -4,6 +4,7 @@ Transformers builds the generator for a call, which drafts for a single row. A c
 row of a batch. Rounds run in eager mode.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -99,6 +100,10 @@ def check_source(source: str, request: Request) -> None:
         mask = request.model_kwargs.get("attention_mask")
         if mask is not None and not mask.all():
             raise ValueError(f"{source} does not support padding: remove the padding of the prompt.")
+    if source == OTHER_TOKENIZER and request.tokenizer is not None:
+        is_empty = not request.tokenizer.decode(request.input_ids[0], skip_special_tokens=True)
+        if is_empty:
+            raise ValueError(f"{source} reads the prompt as text, which is empty: pass a prompt with text.")
     for name in STOPPING_SETTINGS:
         value = getattr(request, name)
         value = _compat.explicit_entry(config, name) if value is None else value
@@ -170,14 +175,20 @@ def is_point_mass(source: str | None, request: Request) -> bool:
     return source == SHARED_STATES or (source == OTHER_TOKENIZER and not request.config.do_sample)
 
 
-def build_generators(source: str, request: Request, gamma: int) -> list[CandidateGenerator]:
-    """Return the caller's generators, or the one that transformers uses for a call, with `gamma` draft tokens."""
+def build_generators(source: str, request: Request, gamma: int, max_length: int) -> list[CandidateGenerator]:
+    """Return the caller's generators, or the one that transformers uses for a call, with `gamma` draft tokens.
+
+    Args:
+        max_length: number of ids that a row can reach.
+    """
     if source == OWN:
         return request.own_generators
+    config = copy.copy(request.config)
+    config.max_length = max_length
     target, assistant = model_facts.base_model(request.model), request.assistant_model
     if source != OTHER_TOKENIZER:
         generator = target._get_candidate_generator(
-            generation_config=request.config,
+            generation_config=config,
             input_ids=request.input_ids,
             inputs_tensor=request.input_ids,
             logits_processor=request.processors,
@@ -185,19 +196,21 @@ def build_generators(source: str, request: Request, gamma: int) -> list[Candidat
             assistant_model=assistant,
         )
     else:
-        generator = _other_tokenizer(request, target)
+        generator = _other_tokenizer(request, target, config)
     if hasattr(generator, "num_assistant_tokens"):
         generator.num_assistant_tokens = gamma
     return [generator]
 
 
-def _other_tokenizer(request: Request, target: PreTrainedModel) -> AssistedCandidateGenerator:
+def _other_tokenizer(
+    request: Request, target: PreTrainedModel, config: GenerationConfig
+) -> AssistedCandidateGenerator:
     """Return the generator for a draft model with another tokenizer.
 
     Sampled draft tokens are restricted to the tokens that both vocabularies have, and q is the draft model's
     distribution over them (arXiv 2502.05202). Greedy draft tokens are converted as text.
     """
-    config, assistant = request.config, request.assistant_model
+    assistant = request.assistant_model
     target_tokenizer, draft_tokenizer = request.tokenizer, request.assistant_tokenizer
     assert assistant is not None
     assert draft_tokenizer is not None

@@ -37,7 +37,7 @@ def is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def check_request(request: Request, source: str | None = None) -> None:
+def check_request(request: Request, source: str | None) -> None:
     """Raise ValueError or TypeError for models, inputs and settings of a call that are not supported.
 
     `check_verifier` checks what depends on the verifier.
@@ -72,6 +72,18 @@ def check_request(request: Request, source: str | None = None) -> None:
     check_method(None, request.verifier)
     if request.verifier is None:
         raise TypeError("diversed_decoding needs verifier=; see hf_diversed.VERIFIERS.")
+
+
+def check_learned_positions(target: PreTrainedModel, draft: PreTrainedModel | None, max_length: int) -> None:
+    """Raise ValueError if a call that the target can serve may exceed the learned positions of the draft model."""
+    most = None if draft is None else model_facts.max_positions(draft)
+    if draft is None or most is None or most >= max_length or not model_facts.has_learned_positions(draft):
+        return
+    if not model_facts.has_learned_positions(target) or most < (model_facts.max_positions(target) or 0):
+        raise ValueError(
+            f"the draft model {type(model_facts.base_model(draft)).__name__} has {most} positions, but the call can "
+            f"reach {max_length} tokens; lower max_new_tokens, or use another draft model."
+        )
 
 
 def check_verifier(verifier: Verifier, context: DecodingContext) -> None:

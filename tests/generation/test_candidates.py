@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+import transformers as tf
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.modeling_layers import MtpModel
 
@@ -12,7 +13,7 @@ from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifi
 from hf_diversed.generation.candidates import CandidateDrafter
 from hf_diversed.sampling import RandomSource
 from tests.generation import sources
-from tests.tiny import EOS, VOCAB_SIZE, Listener, ragged_batch, tiny_head, tiny_model, word_tokenizer
+from tests.tiny import BOS, EOS, VOCAB_SIZE, Listener, ragged_batch, tiny_head, tiny_model, word_tokenizer
 
 
 # With another tokenizer upstream stops at the target's EOS id, which is another token of the draft model.
@@ -391,6 +392,7 @@ def refusal(source, match, error=ValueError, **call):
         refusal("dflash", 'speculation_type must be "dflash"', speculation_type="eagle"),
         refusal("mtp:glm4_moe", "prompts of at least 3 tokens.* got 2", inputs=prompt()[:, :2]),
         refusal("mtp:mellum", "logits before any processor", verifier="spec_cascade:token_v3:0.3", **SAMPLED),
+        refusal("other_tokenizer", "pass a prompt with text", inputs=torch.tensor([[BOS]])),
         refusal("other_tokenizer", "RepetitionPenalty.* is not supported", repetition_penalty=1.2, **SAMPLED),
     ],
 )
@@ -411,6 +413,17 @@ def test_tokens_after_a_drafted_eos_are_not_checked():
 def test_models_without_mtp_layers_are_refused():
     with pytest.raises(ValueError, match="LlamaForCausalLM lacks"):
         tiny_model("llama").generate(prompt(), verifier="lossless", use_mtp=True, max_new_tokens=4)
+
+
+@pytest.mark.filterwarnings("ignore:Using the model-agnostic default")
+@pytest.mark.parametrize("sampled", [{}, SAMPLED])
+def test_a_maximal_length_of_the_caller_limits_another_tokenizer(sampled):
+    """Catches a generator that stops, or raises an error, at the shorter length of the generation config."""
+    criteria = tf.StoppingCriteriaList([tf.MaxLengthCriteria(60)])
+    call = {"max_new_tokens": None, "stopping_criteria": criteria, "eos_token_id": None, **sampled}
+    out = decode(sources.SOURCES["other_tokenizer"](), **call)
+    assert out.sequences.shape[1] == 60
+    assert out.stats.num_drafted > 20
 
 
 def test_equal_tokenizers_draft_as_without_them():

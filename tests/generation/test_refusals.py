@@ -152,6 +152,12 @@ class Bench:
         return self.generate(verifier=MISSING, **{"diversed_head": self.head, **kwargs})
 
 
+def few_positions():
+    """Return a GPT-2 with positions for 16 ids."""
+    config = tf.GPT2Config(**{**tiny.tiny_model("gpt2").config.to_dict(), "n_positions": 16})
+    return tf.GPT2LMHeadModel(config).eval()
+
+
 MISSING = object()
 AXES = torch.arange(1, 4)[:, None, None]  # factors that make positions differ per axis
 BENCH = Bench()
@@ -319,6 +325,10 @@ REFUSED = [
     refused(
         lambda: BENCH.generate(tiny.tiny_model("gpt2"), token_type_ids=types_of_tokens(0)),
         "'token_type_ids'; Remove it",
+    ),
+    refused(
+        lambda: BENCH.generate(tiny.tiny_model("gpt2"), assistant_model=few_positions(), max_new_tokens=11),
+        "GPT2LMHeadModel has 16 positions; reach 17 tokens; max_new_tokens",
     ),
     refused(generate(prefill_chunk_size=0), "prefill_chunk_size; >= 1; got 0"),
     refused(
