@@ -167,7 +167,7 @@ class SpeculativeStats:
             elif item.name == "max_ratio":
                 self.max_ratio = max(mine, theirs)
             elif item.name == "per_row":
-                self.per_row = mine + theirs
+                self.per_row.extend(theirs)
             elif item.name in ("engine", "engine_reason"):
                 between = ", " if item.name == "engine" else "; "
                 setattr(self, item.name, between.join(dict.fromkeys(x for x in (*mine.split(between), theirs) if x)))
@@ -258,7 +258,8 @@ class TokenRecords:
         """Return the product of p / v over the tokens of each row, float32 `[B]`: 1 for lossless verifiers.
 
         Averages of sampled rows with these weights are unbiased for the target's processed distribution if v > 0
-        wherever p > 0. They do not correct for top-k, top-p and temperature, which p contains.
+        wherever p > 0. They do not correct for top-k, top-p and temperature, which p contains. Weights of greedy rows
+        have no meaning: their v is a point mass.
 
         Raises:
             ValueError: if the verifier does not compute v, so that `log_prob` is NaN.

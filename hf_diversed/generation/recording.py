@@ -1,5 +1,6 @@
 """Statistics, token records, scores and streams of a call. Decoding does not use them."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,6 +20,7 @@ from hf_diversed.verifiers.base import Verifier
 
 _DRAFT, _RESIDUAL, _BONUS = range(len(SOURCES))
 _COLLECTORS: ContextVar[tuple[SpeculativeStats, ...]] = ContextVar("hf_diversed_stats", default=())
+_LOCK = threading.Lock()
 
 
 @contextmanager
@@ -172,8 +174,9 @@ class Recorder:
             self.streamer.end()
         sequences, ends = rows.finished()
         stats = replace(sum_up(self.rounds, ends, forwards, self.strictnesses), **report)
-        for collector in _COLLECTORS.get():
-            collector.add(stats)
+        with _LOCK:
+            for collector in _COLLECTORS.get():
+                collector.add(stats)
         if not as_dict:
             return sequences
         ended_at = torch.tensor(ends, device=rows.ids.device)[:, None]
@@ -279,7 +282,7 @@ def _average(counters: SpeculativeStats, weight, tv, bias, ratio) -> None:
         bias = [(1.0 - w) * distance for w, distance in zip(weight, tv)]
     ratios = [value for value in ratio or () if value == value]
     counters.max_ratio = max(counters.max_ratio, *ratios, 0.0)
-    overshoot = [max(1.0 - 1.0 / value, 0.0) for value in ratios]
+    overshoot = [1.0 - 1.0 / value if value > 1.0 else 0.0 for value in ratios]
     for name, values in {"weight": weight, "tv": tv, "bias": bias, "overshoot": overshoot}.items():
         known = [value for value in values or () if value == value]
         setattr(counters, f"{name}_sum", getattr(counters, f"{name}_sum") + sum(known))

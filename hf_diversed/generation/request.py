@@ -16,7 +16,7 @@ from transformers import (
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.streamers import BaseStreamer
 
-from hf_diversed import _compat
+from hf_diversed import _compat, model_facts
 from hf_diversed.generation.options import Options
 from hf_diversed.head import DiversedHead, load_head
 from hf_diversed.head_settings import ARGUMENTS
@@ -133,7 +133,8 @@ class Arguments:
         if chosen.diversed_head is not None:
             beside = attached if chosen is attached else Options()
             sources += [self.of_call, lambda name: getattr(beside, name), self.setting]
-        return resolve_verifier(chosen.diversed_head, chosen.verifier, self.model.device, **_first_settings(sources))
+        device = model_facts.device(self.model) or self.model.device
+        return resolve_verifier(chosen.diversed_head, chosen.verifier, device, **_first_settings(sources))
 
 
 def _first_settings(sources: list[Callable[[str], Any]]) -> dict[str, Any]:

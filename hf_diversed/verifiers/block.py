@@ -1,5 +1,6 @@
 """Block verification (arXiv 2403.10444): joint verification of the draft tokens of a block, which accepts more."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -42,6 +43,9 @@ class BlockVerifier(CompositeVerifier):
 
     def settings(self) -> dict[str, object]:
         return {"verifier": self.verifier}
+
+    def strictness_per_row(self) -> Sequence[float]:
+        return self.verifier.strictness_per_row()
 
     def is_lossless(self, sampled: bool) -> bool:
         return self.verifier.is_lossless(sampled)

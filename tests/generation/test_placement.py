@@ -8,7 +8,7 @@ import torch
 import transformers as tf
 
 from tests import versions
-from tests.tiny import BOS, EOS, PAD, VOCAB_SIZE, ragged_batch, sharpen, tiny_draft, tiny_model
+from tests.tiny import BOS, EOS, PAD, VOCAB_SIZE, ragged_batch, sharpen, tiny_draft, tiny_head, tiny_model
 
 
 GREEDY = {"max_new_tokens": 12, "do_sample": False}
@@ -36,6 +36,15 @@ def test_offloaded_models(pair, offload, offloaded, tmp_path):
     assert models[offloaded].device.type == "meta"
     ours = models["target"].generate(**ragged_batch(), **GREEDY, assistant_model=models["draft"], verifier="lossless")
     assert torch.equal(ours, expected)
+
+
+def test_a_head_by_name_is_on_the_device_of_an_offloaded_target(pair, tmp_path):
+    """Catches a head moved to "meta", which cannot be loaded there."""
+    tiny_head().save_pretrained(tmp_path / "head")
+    call = {**ragged_batch(), **GREEDY, "assistant_model": pair[1], "diversed_head": str(tmp_path / "head")}
+    target = on_cpu(pair[0], tmp_path)
+    target.generation_config = pair[0].generation_config
+    assert torch.equal(target.generate(**call), pair[0].generate(**call))
 
 
 def test_a_decoder_is_counted_by_its_own_layers():
