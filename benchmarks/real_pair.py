@@ -278,7 +278,7 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
         methods |= {label: text for part in parts for label, text in definitions(part).items() if label in done}
         used = [part for part in parts if any(part in found for found in done.values())]
         groups = itertools.groupby(used, key=lambda part: (part.header["target"], part.header["draft"]))
-        headers += [pooled(list(group)).header for _, group in groups]  # parts may have been run in other dtypes
+        headers += [pooled(list(group)).header for _, group in groups]  # parts may differ in dtype
     source = provenance(0, arguments.device) | {"evaluations": headers, "methods": methods}
     path = arguments.output / f"qwen-coder-{name}{suffix(arguments)}.json"
     write_json(path, {"records": records, "comparisons": comparisons, "provenance": source})

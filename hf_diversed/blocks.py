@@ -133,7 +133,7 @@ class Verdict:
 
     Attributes:
         accept_prob: float32 `[B, G]`, probability of accepting each draft token, given the block and that all earlier
-            draft tokens were accepted (0 or 1 when greedy).
+            draft tokens were accepted (0 or 1 when greedy, also as bool).
         replacement: maps long `[B]` (position of the first rejection) to the unnormalised distribution `[B, V]` of
             the residual token; when greedy, to any `[B, V]` whose argmax is that token.
         state: `[B, G + 1, state_width]`, the verifier's state after 0..G accepted draft tokens; None without state.

@@ -125,7 +125,7 @@ class SpeculativeStats:
 
     @property
     def strictness(self) -> float:
-        """Mean strictness over rows, NaN for verifiers without strictness."""
+        """Mean strictness over rows, NaN for verifiers without strictness and for phases."""
         return _ratio(self.strictness_sum, self.strictness_count)
 
     @property

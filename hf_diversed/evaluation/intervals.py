@@ -93,7 +93,7 @@ class Bootstrap:
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """Return 95% bounds on a probability from independent trials (Wilson 1927, JASA 22:209), never of width 0."""
+    """Return 95% bounds on a probability from independent trials (Wilson 1927, JASA 22:209); the width is never 0."""
     z = NormalDist().inv_cdf(0.975)
     rate, scale = successes / trials, 1.0 + z * z / trials
     centre = (rate + z * z / (2 * trials)) / scale

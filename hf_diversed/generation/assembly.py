@@ -15,6 +15,7 @@ from hf_diversed.engines.compiling import Compiler, how_to_compile, warn_once, w
 from hf_diversed.engines.static import StaticEngine
 from hf_diversed.engines.static_model import StaticModel
 from hf_diversed.generation.candidates import CandidateDrafter
+from hf_diversed.generation.checks import check_learned_positions
 from hf_diversed.generation.confidence import StoppingRule
 from hf_diversed.generation.decoding import EagerEngine
 from hf_diversed.generation.drafting import DiversedCandidateGenerator, Drafter
@@ -81,6 +82,8 @@ class Parts:
         request, model = self.request, self.request.model
         mask, positions = request.model_kwargs.get("attention_mask"), self._positions()
         streams_records = isinstance(request.streamer, RoundStreamer)
+        if self.draft is not None:
+            check_learned_positions(model, self.draft, positions, self.rows.max_length)
         limit, reason, compiler = find_rotary_limit(model, positions, self.rows.max_length), None, None
         if request.config.cache_implementation == "static":
             reason = StaticEngine.cannot_serve(model, self.draft, self.rows)

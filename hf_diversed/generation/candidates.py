@@ -100,10 +100,8 @@ def check_source(source: str, request: Request) -> None:
         mask = request.model_kwargs.get("attention_mask")
         if mask is not None and not mask.all():
             raise ValueError(f"{source} does not support padding: remove the padding of the prompt.")
-    if source == OTHER_TOKENIZER and request.tokenizer is not None:
-        is_empty = not request.tokenizer.decode(request.input_ids[0], skip_special_tokens=True)
-        if is_empty:
-            raise ValueError(f"{source} reads the prompt as text, which is empty: pass a prompt with text.")
+    if source == OTHER_TOKENIZER:
+        _check_text(request)
     for name in STOPPING_SETTINGS:
         value = getattr(request, name)
         value = _compat.explicit_entry(config, name) if value is None else value
@@ -147,6 +145,16 @@ def _check_single_source(source: str, request: Request) -> None:
             raise ValueError(f"{name} and {source} are two sources of draft tokens; pass only one.")
 
 
+def _check_text(request: Request) -> None:
+    """Raise ValueError for a prompt that has no tokens for the draft model, which receives its text."""
+    tokenizer, own = request.tokenizer, request.assistant_tokenizer
+    assert tokenizer is not None
+    assert own is not None
+    text = tokenizer.decode(request.input_ids[0], skip_special_tokens=True)
+    if not own(text, add_special_tokens=not request.config.do_sample)["input_ids"]:  # as the generators read it
+        raise ValueError(f"the prompt's text {text!r} has no tokens for the draft model; pass a longer prompt.")
+
+
 def _check_prediction_layers(request: Request) -> None:
     layers = getattr(request.model.config.get_text_config(), "num_mtp_layers", None)
     if not layers:
@@ -179,14 +187,14 @@ def build_generators(source: str, request: Request, gamma: int, max_length: int)
     """Return the caller's generators, or the one that transformers uses for a call, with `gamma` draft tokens.
 
     Args:
-        max_length: number of ids that a row can reach.
+        max_length: maximum length of a row, in ids.
     """
     if source == OWN:
         return request.own_generators
-    config = copy.copy(request.config)
-    config.max_length = max_length
     target, assistant = model_facts.base_model(request.model), request.assistant_model
     if source != OTHER_TOKENIZER:
+        config = copy.copy(request.config)
+        config.max_length = max_length
         generator = target._get_candidate_generator(
             generation_config=config,
             input_ids=request.input_ids,
@@ -196,21 +204,19 @@ def build_generators(source: str, request: Request, gamma: int, max_length: int)
             assistant_model=assistant,
         )
     else:
-        generator = _other_tokenizer(request, target, config)
+        generator = _other_tokenizer(request, target, max_length)
     if hasattr(generator, "num_assistant_tokens"):
         generator.num_assistant_tokens = gamma
     return [generator]
 
 
-def _other_tokenizer(
-    request: Request, target: PreTrainedModel, config: GenerationConfig
-) -> AssistedCandidateGenerator:
+def _other_tokenizer(request: Request, target: PreTrainedModel, max_length: int) -> AssistedCandidateGenerator:
     """Return the generator for a draft model with another tokenizer.
 
     Sampled draft tokens are restricted to the tokens that both vocabularies have, and q is the draft model's
     distribution over them (arXiv 2502.05202). Greedy draft tokens are converted as text.
     """
-    assistant = request.assistant_model
+    config, assistant = request.config, request.assistant_model
     target_tokenizer, draft_tokenizer = request.tokenizer, request.assistant_tokenizer
     assert assistant is not None
     assert draft_tokenizer is not None
@@ -218,7 +224,7 @@ def _other_tokenizer(
     sampling = {name: getattr(config, name) for name in (*warpers, "top_h")}
     # Other settings name ids of the target, which the draft model does not share.
     drafting = GenerationConfig(
-        **sampling, max_length=config.max_length, min_length=0, eos_token_id=draft_tokenizer.eos_token_id
+        **sampling, max_length=max_length, min_length=0, eos_token_id=draft_tokenizer.eos_token_id
     )
     common = {
         "input_ids": request.input_ids,

@@ -74,15 +74,24 @@ def check_request(request: Request, source: str | None) -> None:
         raise TypeError("diversed_decoding needs verifier=; see hf_diversed.VERIFIERS.")
 
 
-def check_learned_positions(target: PreTrainedModel, draft: PreTrainedModel | None, max_length: int) -> None:
-    """Raise ValueError if a call that the target can serve may exceed the learned positions of the draft model."""
-    most = None if draft is None else model_facts.max_positions(draft)
-    if draft is None or most is None or most >= max_length or not model_facts.has_learned_positions(draft):
+def check_learned_positions(
+    target: PreTrainedModel, draft: PreTrainedModel, positions: torch.Tensor, max_length: int
+) -> None:
+    """Raise ValueError if a call may exceed the draft model's learned positions, unless the target has no more.
+
+    Args:
+        positions: of the prompts, long `[B, S]`. max_length: number of ids that a row can reach, padding included.
+    """
+    most = model_facts.max_positions(draft)
+    if most is None or not model_facts.has_learned_positions(draft):
+        return
+    reached = int(positions[:, -1].max()) + 1 + max_length - positions.shape[1]
+    if most >= reached:
         return
     if not model_facts.has_learned_positions(target) or most < (model_facts.max_positions(target) or 0):
         raise ValueError(
             f"the draft model {type(model_facts.base_model(draft)).__name__} has {most} positions, but the call can "
-            f"reach {max_length} tokens; lower max_new_tokens, or use another draft model."
+            f"reach {reached} tokens; lower max_new_tokens, or use another draft model."
         )
 
 

@@ -112,7 +112,7 @@ def _take_over_stop_strings(arguments: Arguments, tokenizer) -> PreTrainedModel:
     if tokenizer is None:
         raise ValueError("stop_strings require the tokenizer: pass tokenizer=.")
     criteria = StoppingCriteriaList(named.get("stopping_criteria") or [])
-    if not any(type(each) is StopStringCriteria for each in criteria):  # the caller's takes precedence, as upstream
+    if not any(type(each) is StopStringCriteria for each in criteria):  # as upstream, the caller's replaces it
         criteria.append(stop_criterion(tokenizer, stop_strings))
     named["stopping_criteria"] = criteria
     arguments.extra.pop("stop_strings", None)

@@ -192,7 +192,6 @@ def plan(request: Request) -> Plan:
     # A `MaxLengthCriteria` of the caller takes precedence; at least one token is generated.
     max_length = max(min(criteria.max_lengths, default=config.max_length), request.input_ids.shape[1] + 1)
     lengths = _plan_draft_lengths(request, source, draft is not None, max_length)
-    checks.check_learned_positions(request.model, draft, max_length)
     temperatures = row_temperatures(request.temperatures, config, request.input_ids)
     checks.check_verifier(verifier, _context(request, source, draft, temperatures))
     rows = RaggedRows(
@@ -364,9 +363,9 @@ def _schedule(request: Request, engine: EagerEngine, gamma: int, max_gamma: int)
 
 def _pair(request: Request) -> list[nn.Module]:
     """Return the modules that measurements belong to."""
+    draft = request.model if request.assistant_model is None else request.assistant_model
     # A model may be a shallow copy for this call, which shares its modules.
-    models = request.model, request.assistant_model or request.model
-    return [model.get_input_embeddings() for model in models]
+    return [model.get_input_embeddings() for model in (request.model, draft)]
 
 
 def _sources(config: GenerationConfig) -> tuple[int | None, int | None]:

@@ -20,7 +20,7 @@ from hf_diversed.verifiers.base import Verifier
 
 _DRAFT, _RESIDUAL, _BONUS = range(len(SOURCES))
 _COLLECTORS: ContextVar[tuple[SpeculativeStats, ...]] = ContextVar("hf_diversed_stats", default=())
-_LOCK = threading.Lock()
+_LOCK = threading.Lock()  # calls in several threads may add to one collector
 
 
 @contextmanager

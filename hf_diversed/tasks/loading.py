@@ -50,7 +50,7 @@ def parse_lines(path: Path, task: Task, option: str = "data_file") -> list[dict[
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
-        raise ValueError(f"`{option}` {str(path)!r} must be UTF-8: {error}.") from error
+        raise ValueError(f"`{option}` {str(path)!r} must be UTF-8: {error}. Save it as UTF-8.") from error
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     records = [_read_line(line, f"line {number} of {path}", task) for number, line in numbered]
     if not records:

@@ -65,7 +65,7 @@ def test_parts_are_pooled_and_kept(run, tmp_path, monkeypatch):
     assert [path.stat().st_size for path in files] == sizes
     assert [header["n"] for header in report["provenance"]["evaluations"]] == [4]
     files[1].write_text(files[1].read_text().replace('"dtype": "float32"', '"dtype": "float64"'))
-    monkeypatch.setattr(real_pair, "measure", lambda *_: None)  # as the pair has another dtype
+    monkeypatch.setattr(real_pair, "measure", lambda *_: None)  # the stored dtype differs from the pair's
     report = run("--methods", f"{PLAIN},{LOSSLESS}", "--parts", "2")
     headers = [(header["n"], header["target"]["dtype"]) for header in report["provenance"]["evaluations"]]
     assert headers == [(2, "float32"), (2, "float64")]

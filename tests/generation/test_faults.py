@@ -156,14 +156,14 @@ def test_a_callers_verifier_must_return_distributions(pair, verifier, words, mod
         generate(pair, verifier=verifier, **mode)
 
 
-def test_a_callers_verifier_decides_in_greedy_decoding(pair):
-    """Catches acceptance probabilities cut at 0.5, which no definition of the verifier contains."""
+def test_greedy_acceptance_must_be_0_or_1(pair):
+    """Catches probabilities between 0 and 1, which greedy decoding would round."""
     with pytest.raises(ValueError, match="0 or 1 in greedy decoding"):
         generate(pair, verifier=Accepting(0.7), do_sample=False)
 
 
 def test_acceptance_may_be_bool(pair):
-    """Catches a threshold of the dtype of `accept_prob`: no bool is below True."""
+    """Catches uniforms in the dtype of `accept_prob`: a bool 0.5 is True, so every draft token is rejected."""
 
     class Agreeing(Verifier):
         def __call__(self, input_ids, draft, target, state=None):

@@ -39,7 +39,7 @@ def test_offloaded_models(pair, offload, offloaded, tmp_path):
 
 
 def test_a_head_by_name_is_on_the_device_of_an_offloaded_target(pair, tmp_path):
-    """Catches a head moved to "meta", which cannot be loaded there."""
+    """Catches a head on "meta", where it has no weights."""
     tiny_head().save_pretrained(tmp_path / "head")
     call = {**ragged_batch(), **GREEDY, "assistant_model": pair[1], "diversed_head": str(tmp_path / "head")}
     target = on_cpu(pair[0], tmp_path)

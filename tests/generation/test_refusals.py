@@ -154,7 +154,8 @@ class Bench:
 
 def few_positions():
     """Return a GPT-2 with positions for 16 ids."""
-    config = tf.GPT2Config(**{**tiny.tiny_model("gpt2").config.to_dict(), "n_positions": 16})
+    config = tiny.tiny_model("gpt2").config
+    config.n_positions = 16
     return tf.GPT2LMHeadModel(config).eval()
 
 
@@ -326,9 +327,14 @@ REFUSED = [
         lambda: BENCH.generate(tiny.tiny_model("gpt2"), token_type_ids=types_of_tokens(0)),
         "'token_type_ids'; Remove it",
     ),
-    refused(
-        lambda: BENCH.generate(tiny.tiny_model("gpt2"), assistant_model=few_positions(), max_new_tokens=11),
-        "GPT2LMHeadModel has 16 positions; reach 17 tokens; max_new_tokens",
+    *(
+        refused(
+            lambda name=name: BENCH.generate(
+                tiny.tiny_model(name), assistant_model=few_positions(), max_new_tokens=11
+            ),
+            "GPT2LMHeadModel has 16 positions; reach 17 tokens; max_new_tokens",
+        )
+        for name in ("gpt2", "llama")
     ),
     refused(generate(prefill_chunk_size=0), "prefill_chunk_size; >= 1; got 0"),
     refused(
@@ -472,3 +478,12 @@ def test_prompt_tuning_is_detected_in_peft_generate(monkeypatch):
     with pytest.raises(ValueError, match="prompt-learning"):
         BENCH.generate(prompt_tuned())
     assert seen == [tf.LlamaForCausalLM]
+
+
+def test_padding_needs_no_positions():
+    """Catches columns counted in place of positions."""
+    target, padded = tiny.tiny_model("gpt2"), {}
+    for name, values in tiny.ragged_batch(2, 6).items():
+        padded[name] = torch.nn.functional.pad(values, (4, 0))
+    out = BENCH.generate(target, assistant_model=few_positions(), max_new_tokens=10, **padded)
+    assert torch.equal(out, target.generate(**padded, max_new_tokens=10, do_sample=False))

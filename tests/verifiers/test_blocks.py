@@ -9,6 +9,7 @@ from hf_diversed.blocks import DraftOutput, TargetOutput, Verdict
 from hf_diversed.verifiers import (
     BlockVerifier,
     ContrastiveVerifier,
+    DiversedVerifier,
     FLyVerifier,
     FuzzyVerifier,
     LenientVerifier,
@@ -22,6 +23,7 @@ from hf_diversed.verifiers import (
 from hf_diversed.verifiers.base import CompositeVerifier
 from hf_diversed.verifiers.fly import forgiving_acceptance
 from hf_diversed.verifiers.mixture import spend_bias
+from tests.tiny import tiny_head
 from tests.verifier_cases import BEGIN, END, VOCAB, make_block
 from tests.verifiers.process import Tables, distance, judge, process_probs, product_probs
 
@@ -76,13 +78,14 @@ def test_block_verification_keeps_at_least_as_much(verifier: Verifier):
 
 
 def test_block_reports_what_its_verifier_reports():
-    """Catches lost weights, and lossless block verification whose draft tokens are recorded as relaxed."""
+    """Catches lost weights or strictness, and draft tokens of lossless blocks that are recorded as relaxed."""
     draft, target = make_block()
     verdict = BlockVerifier(StaticEnsembleVerifier(0.4))(draft.tokens, draft, target)
     assert (verdict.trace.weight == 0.4).all()
     assert (verdict.trace.strict_prob <= verdict.accept_prob + ROUNDING).float().mean() > 0.8
     lossless = BlockVerifier()(draft.tokens, draft, target)
     assert torch.equal(lossless.trace.strict_prob, lossless.accept_prob)
+    assert BlockVerifier(DiversedVerifier(tiny_head(), strictness=0.3)).strictness_per_row() == [0.3]
 
 
 def naive_fly(own: list[bool], forgivable: list[bool], window: int) -> int:
