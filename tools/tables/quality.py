@@ -1,6 +1,6 @@
 """Tables of quality and acceptance, on the embedded pair, the Qwen2.5-Coder pair and SmolLM2."""
 
-from tools.figures import TASKS, figures
+from tools.figures import TASKS, dtypes, figures
 from tools.tables.parts import (
     ACCEPTED,
     DROP,
@@ -286,8 +286,8 @@ def _setting(name: str, title: str, suffix: str, prompts: str, label: tuple[str,
                 Column("prompts worse", "prompts_worse", count),
                 Column("better", "prompts_better", count),
             ],
-            f"{{n}} prompts, {title}, bfloat16, 5 draft tokens per round, at most {320 if key == 'mbpp' else 400} new "
-            "tokens; 95% intervals clustered by prompt.",
+            f"{{n}} prompts, {title}, {dtypes(f'qwen-coder-{key}-{suffix}')}, 5 draft tokens per round, at most "
+            f"{320 if key == 'mbpp' else 400} new tokens; 95% intervals clustered by prompt.",
         )
         for key, (task, metric) in tasks.items()
     }
