@@ -1,7 +1,10 @@
 """Fixtures of all tests."""
 
 import logging
-from collections.abc import Iterator
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +20,21 @@ def pair():
 
     target = tiny_model("llama")
     return target, tiny_draft(target)
+
+
+@pytest.fixture
+def run_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """A function that runs a script with arguments in this process, offline, in the folder `tmp_path`."""
+    import torch
+
+    def run(path: Path, *arguments: str) -> None:
+        monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+        runpy.run_path(str(path), run_name="__main__")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with torch.random.fork_rng(devices=[]):
+        yield run
 
 
 @pytest.fixture

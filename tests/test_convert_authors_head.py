@@ -3,8 +3,6 @@
 import pickle
 import runpy
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,11 +16,6 @@ SCRIPT = ROOT / "examples" / "convert_authors_head.py"
 SIZES = ("--target-hidden-size", "12", "--draft-hidden-size", "7")
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(SCRIPT), *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
-
-
 def write(folder: Path, width: int, rows: int = 2) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     weight, bias = (0.5 * torch.randn(shape, generator=generator) for shape in ((rows, width), (rows,)))
@@ -31,11 +24,10 @@ def write(folder: Path, width: int, rows: int = 2) -> dict[str, torch.Tensor]:
     return state
 
 
-def test_weight_is_that_of_the_softmax(tmp_path):
+def test_weight_is_that_of_the_softmax(tmp_path, run_script):
     """Catches a wrong order of the inputs, the wrong class, a lost bias, and normalised inputs."""
     state = write(tmp_path, 19)
-    done = run(tmp_path, "ensemble_head.bin", "head", *SIZES, "--target", "org/target")
-    assert done.returncode == 0, done.stderr
+    run_script(SCRIPT, "ensemble_head.bin", "head", *SIZES, "--target", "org/target")
     head = DiversedHead.from_pretrained(tmp_path / "head")
     assert head.config.base_model_name_or_path == "org/target"
     generator = torch.Generator().manual_seed(1)
@@ -47,12 +39,12 @@ def test_weight_is_that_of_the_softmax(tmp_path):
     torch.testing.assert_close(torch.sigmoid(head(target, draft)), expected, atol=1e-5, rtol=0)
 
 
-def test_the_line_of_the_documentation(tmp_path):
+def test_the_line_of_the_documentation(tmp_path, run_script):
     """Catches a documented command that fails on the authors' checkpoint, 2048 + 4096 wide."""
     page = (ROOT / "docs" / "hub.md").read_text()
     line = next(line for line in page.splitlines() if "convert_authors_head.py" in line)
     write(tmp_path, 6144)
-    assert run(tmp_path, *shlex.split(line)[2:]).returncode == 0
+    run_script(SCRIPT, *shlex.split(line)[2:])
     config = DiversedHead.from_pretrained(tmp_path / "head").config
     assert (config.target_hidden_size, config.draft_hidden_size) == (4096, 2048)
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 import hf_diversed
 from hf_diversed.features import vocabulary_features
-from tests.engines.modes import STATIC
+from tests.engines.modes import STATIC, shallow
 from tests.generation.test_verifiers import NAMES, make
 from tests.tiny import SAMPLED, generate, ragged_batch
 from tests.verifier_cases import DISTRIBUTION_CASES, Probs, enumerate_emitted, make_block
@@ -120,7 +120,7 @@ def test_a_seed_gives_the_same_text(pair, mode, dtype, num_prompts):
 @every_verifier
 def test_no_tensor_takes_the_default_dtype(pair, name, mode):
     """Catches all other ways to the default dtype: lists of floats, and integers or booleans combined with floats."""
-    verifier, flagging = make(name), Flagging()
+    pair, verifier, flagging = shallow(pair), make(name), Flagging()
     for settings in supported(verifier):
         with default_dtype(torch.bfloat16), flagging:
             generate(pair, **{"verifier": verifier, "output_token_records": True, **RETURNED, **settings}, **mode)
@@ -130,15 +130,15 @@ def test_no_tensor_takes_the_default_dtype(pair, name, mode):
 @every_verifier
 def test_no_tensor_is_created_on_the_default_device(pair, name, mode):
     """Catches tensors on the default device, such as a GPU, that are combined with those of models on another."""
-    verifier = make(name)
+    (target, draft), verifier = shallow(pair), make(name)
     for settings in supported(verifier):
-        call = {**ragged_batch(), **SAMPLED, "assistant_model": pair[1], "verifier": verifier, **RETURNED}
+        call = {**ragged_batch(), **SAMPLED, "assistant_model": draft, "verifier": verifier, **RETURNED}
         call |= {"output_token_records": True, "return_dict_in_generate": True, **settings, **mode}
         outputs = []
         for device in ("cpu", "meta"):
             torch.manual_seed(0)
             with torch.device(device):
-                outputs.append(pair[0].generate(**call))
+                outputs.append(target.generate(**call))
         expected, found = outputs
         assert torch.equal(found.sequences, expected.sequences)
         assert torch.equal(found.token_records.source, expected.token_records.source)

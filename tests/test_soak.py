@@ -120,7 +120,7 @@ def footprint() -> tuple[int, int]:
     return pages * resource.getpagesize(), sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
 
 
-@pytest.mark.parametrize(("rounds", "settled"), [(12, 3), pytest.param(59, 12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("rounds", "settled"), [(8, 3), pytest.param(59, 12, marks=pytest.mark.slow)])
 def test_nothing_piles_up_or_stays_behind(rounds: int, settled: int):
     """Catches a hook, an attachment, a changed config or a cache that outlives its call, also when the call fails.
 

@@ -11,7 +11,9 @@ from tests import tiny
 
 @pytest.fixture
 def config(tmp_path):
-    tiny.ARCHITECTURES["llama"]().config.save_pretrained(tmp_path)
+    config = tiny.tiny_model("llama").config
+    config.num_hidden_layers = 1
+    config.save_pretrained(tmp_path)
     return tmp_path / "config.json"
 
 

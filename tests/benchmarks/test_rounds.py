@@ -9,6 +9,7 @@ from benchmarks.rounds import BenchmarkSettings, SyntheticVerifier, benchmark
 from benchmarks.rounds.timing import PHASES
 from hf_diversed import LosslessVerifier, StaticEnsembleVerifier
 from tests import tiny
+from tests.engines.modes import shallow
 from tests.verifier_cases import make_block
 
 
@@ -69,6 +70,7 @@ def test_methods_are_compared_over_the_same_tokens_with_the_right_reference(repo
 def test_compiled_methods_run_compiled(pair):
     """Catches a compiled method that decodes eagerly, and an acceptance that applies to one engine only."""
     settings = BenchmarkSettings(**SHORT, batch_sizes=(1,), acceptance=(1.0,), backend="eager")
+    pair = shallow(pair)
     found = benchmark(*pair, ["target", "static:0.7", "compiled:static:0.7"], settings)
     eager, ours = record(found, "static:0.7"), record(found, "compiled:static:0.7")
     assert (eager["engine"], ours["engine"]) == ("eager", "compiled")

@@ -3,6 +3,13 @@
 import pytest
 
 import hf_diversed
+from tests.engines.modes import shallow
+
+
+@pytest.fixture(scope="module")
+def pair(pair):
+    """One layer each, which halves the time of tracing."""
+    return shallow(pair)
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ import torch
 from transformers import CompileConfig
 
 from hf_diversed import StaticEnsembleVerifier
+from hf_diversed.engines import compiling
 from tests.tiny import first_layers, ragged_batch
 
 
@@ -18,6 +19,26 @@ SMALL = {"num_assistant_tokens": 2, "max_new_tokens": 14, "do_sample": False, "r
 def shallow(pair):
     """Return copies with one layer, which are traced in half the time."""
     return tuple(first_layers(model, 1) for model in pair)
+
+
+def run_new_code_untraced(monkeypatch) -> list:
+    """Run functions uncompiled where they would be compiled anew. Return the list that receives their keys.
+
+    A compiled function that is reused wrongly still gives its wrong result.
+    """
+    keys = []
+
+    def run(self, key, code, label, args, config):
+        keys.append(key)
+        return key[0](*args)
+
+    monkeypatch.setattr(compiling.Compiler, "_compile", run)
+    return keys
+
+
+def keep_functions_untraced(monkeypatch) -> None:
+    """Keep functions without tracing them, for tests of what is kept; they have no guards and are never recompiled."""
+    monkeypatch.setattr(compiling.CompiledFunction, "compile", lambda self, config, args: self(*args))
 
 
 def decode(pair, mode: dict, verifier=None, batch=None, **settings):

@@ -11,7 +11,7 @@ import torch
 from transformers import CompileConfig
 
 from tests.engines.modes import STATIC, TRACED, decode
-from tests.tiny import ragged_batch
+from tests.tiny import ragged_batch, tiny_draft, tiny_model
 
 
 DEVICE = os.environ.get("HF_DIVERSED_DEVICE", "cuda")
@@ -19,6 +19,12 @@ ON_CPU = DEVICE == "cpu"
 pytestmark = pytest.mark.skipif(not ON_CPU and not torch.cuda.is_available(), reason="needs a CUDA device")
 # The default of transformers, "reduce-overhead", uses CUDA graphs.
 GRAPHS = TRACED if ON_CPU else {"cache_implementation": "static", "compile_config": CompileConfig()}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    target = tiny_model("llama")
+    return target, tiny_draft(target)
 
 
 def on_device(pair, *devices: str):
