@@ -15,13 +15,7 @@ import hf_diversed
 from hf_diversed import StaticEnsembleVerifier
 from hf_diversed.engines import compiling, static
 from hf_diversed.engines.buffers import pool
-from tests.engines.modes import (
-    TRACED,
-    assert_same,
-    decode,
-    keep_functions_untraced,
-    run_new_code_untraced,
-)
+from tests.engines.modes import TRACED, assert_same, decode, keep_functions_untraced, run_new_code_untraced
 from tests.evaluation.fakes import character_tokenizer
 from tests.tiny import ragged_batch, tiny_draft, tiny_model
 

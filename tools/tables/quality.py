@@ -200,7 +200,7 @@ def published() -> dict[str, Table]:
             "greedy",
             "greedy decoding",
             "t0",
-            "500 prompts of MBPP, 164 of HumanEval and 200 of GSM8K, 100 of which in float32",
+            "500 prompts of MBPP, 164 of HumanEval and 200 of GSM8K (100 of them in float32)",
             label,
         ),
         **_setting(
