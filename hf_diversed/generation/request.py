@@ -133,8 +133,8 @@ class Arguments:
         if chosen.diversed_head is not None:
             beside = attached if chosen is attached else Options()
             sources += [self.of_call, lambda name: getattr(beside, name), self.setting]
-        device = model_facts.device(self.model) or self.model.device
-        return resolve_verifier(chosen.diversed_head, chosen.verifier, device, **_first_settings(sources))
+        settings, device = _first_settings(sources), model_facts.device(self.model)
+        return resolve_verifier(chosen.diversed_head, chosen.verifier, device, **settings)
 
 
 def _first_settings(sources: list[Callable[[str], Any]]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ The script therefore contains that name, and its path in the cache contains the 
 import json
 from typing import Any
 
-from hf_diversed import _compat
+from hf_diversed import _compat, model_facts
 from hf_diversed.generation.patching import install_hook
 from hf_diversed.head import load_head
 from hf_diversed.head.pulling import HUB_ARGUMENTS
@@ -53,7 +53,7 @@ def generate_with(published: str, script: str, model: Any, /, **kwargs: Any) -> 
     for name in ("diversed_head", "verifier"):
         if kwargs.get(name) is not None:
             raise ValueError(f"custom_generate={repo_id!r} uses its own head; remove {name}=.")
-    head = load_head(f"{repo_id}@{_commit(repo_id, script) or revision}", model.device, **hub)
+    head = load_head(f"{repo_id}@{_commit(repo_id, script) or revision}", model_facts.device(model), **hub)
     install_hook()
     return type(model).generate(model, **kwargs, diversed_head=head)
 
