@@ -58,16 +58,9 @@ def dtypes(study: str) -> str:
     return found[0][0] if len(found) == 1 else " and ".join(f"{dtype} ({n} prompts)" for dtype, n in found)
 
 
-def command(study: str) -> str:
-    """Return the command that measured a study."""
-    script, *arguments = json.loads(_path(study).read_text())["provenance"]["argv"]
-    if script.endswith("hf-diversed"):
-        start = "hf-diversed"
-    elif "/" in script:
-        start = f"python {script}"
-    else:
-        start = f"python -m benchmarks.{script.removesuffix('.py')}" if ".py" in script else f"hf-diversed {script}"
-    return " ".join([start, *arguments])
+def file(study: str) -> str:
+    """Return the path of a study, which stores the command that measured it."""
+    return str(_path(study).relative_to(RESULTS.parent))
 
 
 def flatten(study: str, task: str, method: str, n: int | None, row: Row) -> Iterator[Figure]:
@@ -146,14 +139,6 @@ def _replay(study: str, found: Row) -> Iterator[Figure]:
         yield from flatten(study, "", size, None, row)
 
 
-def _load(study: str, found: Row) -> Iterator[Figure]:
-    for row in found["load"]["records"]:
-        yield from flatten(study, "", row["phase"], None, row)
-        for one in row["by_strictness"]:
-            strict = {f"strictness {one['strictness']:g}": [one["acceptance_rate"], *one["acceptance_rate_ci"]]}
-            yield from flatten(study, "", row["phase"], None, strict)
-
-
 def _learning(study: str, found: Row) -> Iterator[Figure]:
     """Methods of a task under names that are the same for all tasks: the matched ones depend on the head."""
     matched = {found["matched"]["diversed"][name]: f"{name}, matched" for name in ("lenience", "untrained")}
@@ -176,11 +161,10 @@ def _pooled_p() -> tuple[float, ...]:
 
 
 def _ceiling(study: str, found: Row) -> Iterator[Figure]:
-    for order, rows in found["shares"].items():
-        points = {f"{row['kept']:.0%} kept": [row["cost"], *row["cost_ci"]] for row in rows}
-        points["free share"] = free = found["free"][order]
-        points["verified"] = 1.0 - (1.0 - found["lossless_acceptance"]) * (1.0 - free)
-        yield from flatten(study, found["task"], order, found["positions"], points)
+    for order in found["shares"]:
+        free = found["free"][order]
+        verified = 1.0 - (1.0 - found["lossless_acceptance"]) * (1.0 - free)
+        yield from flatten(study, found["task"], order, found["positions"], {"free share": free, "verified": verified})
 
 
 def _calibration(study: str, found: Row) -> Iterator[Figure]:
@@ -213,8 +197,6 @@ _READERS: dict[str, Callable[[str, Row], Iterator[Figure]]] = {
     "compiled": _compiled,
     "replay": _replay,
     "serving-acceptance": _rows("verifier", part="acceptance"),
-    "serving-cost": _rows("verifier", "batch_size", part="cost"),
-    "serving-load": _load,
     "random-draft": _rows("engine", "batch_size"),
     "head-costs": _rows("engine"),
     "importance": _rows("method"),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hf_diversed.formatting import percent
-from tools.figures import Figure, command, figures
+from tools.figures import Figure, figures, file
 
 
 Format = Callable[[Figure], str]
@@ -26,6 +26,12 @@ def tenths(figure: Figure) -> str:
     return _with_bounds(figure, lambda value: f"{100 * value:.1f}".replace("-0.0", "0.0"))
 
 
+def below(figure: Figure) -> str:
+    """Format a difference of 0.5 as "-50.0", in points: how far the first method is below the second."""
+    low, high = (None, None) if figure.low is None else (-figure.high, -figure.low)
+    return tenths(figure._replace(value=-figure.value, low=low, high=high))
+
+
 def number(figure: Figure) -> str:
     """Format with two decimals and the bounds."""
     return _with_bounds(figure, lambda value: f"{value:.2f}")
@@ -41,9 +47,9 @@ def times(figure: Figure) -> str:
     return _with_bounds(figure, lambda value: f"{value:.2f}", "x")
 
 
-def whole(figure: Figure) -> str:
-    """Format 0.5 as "50%", without bounds."""
-    return f"{100 * figure.value:.0f}%"
+def share(figure: Figure) -> str:
+    """Format 0.5 as "50.0%", without bounds."""
+    return percent(figure.value)
 
 
 def factor(figure: Figure) -> str:
@@ -81,7 +87,10 @@ class Row(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column: its header, its metric and format, and what its figures have in common."""
+    """A column: its header, its metric and format, and what its figures have in common.
+
+    With `minus`, its figures are differences: those of the methods of the rows minus this one.
+    """
 
     header: str
     metric: str
@@ -89,6 +98,7 @@ class Column(NamedTuple):
     study: str = ""
     task: str = ""
     method: str = ""
+    minus: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,7 +109,7 @@ class Table:
         head: header of the labels.
         rows, columns: a row, or else the column, fixes study, task and method of a cell. Without a task, the study
             must have only one figure of this method and metric.
-        caption: the setting. `{n}` stands for the numbers of prompts, `{command}` for the first study's command.
+        caption: the setting. `{n}` stands for the numbers of prompts, `{data}` for the file of the first study.
     """
 
     head: str
@@ -123,7 +133,7 @@ class Table:
         sizes = sorted({cell.n for cell in shown if cell.n is not None})
         study = rows[0].study or columns[0].study
         n = " or ".join(f"{size:,}" for size in sizes)
-        caption = self.caption.format(n=n, command=f"`{command(study)}`" if "{command}" in self.caption else "")
+        caption = self.caption.format(n=n, data=f"`{file(study)}`" if "{data}" in self.caption else "")
         lines = (
             [row.label, *(column.form(cell) if cell else "-" for column, cell in zip(columns, found))]
             for row, found in zip(rows, cells)
@@ -133,6 +143,8 @@ class Table:
 
 def _find(row: Row, column: Column) -> Figure | None:
     study, task, method = row.study or column.study, row.task or column.task, row.method or column.method
+    if column.minus:
+        method = f"{method} minus {column.minus}"
     found = [
         figure
         for figure in figures(study)
@@ -165,13 +177,6 @@ def every(study: str, task: str = "", metric: str = "") -> list[Row]:
 
 
 ACCEPTED = Column("accepted / drafted", "acceptance_rate")
-LENGTH_COLUMNS = [
-    Column("draft tokens per round", "drafted_per_round", lambda figure: f"{figure.value:.1f}"),
-    ACCEPTED,
-    Column("speed over the best constant length", "over_best_constant", number),
-    Column("over the target", "over_target", number),
-    Column("over `upstream`", "over_upstream", number),
-]
 PER_ROUND = Column("tokens per target forward", "block_efficiency", number)
 DROP = Column("below the target", "quality_drop")
 STATIC_GAIN = Column("above the static curve", "static_gain")

@@ -9,6 +9,7 @@ from tools.tables.parts import (
     Column,
     Row,
     Table,
+    below,
     by_task,
     count,
     every,
@@ -17,14 +18,15 @@ from tools.tables.parts import (
     number,
     precise,
     quality,
+    share,
     short,
     tenths,
     times,
-    whole,
 )
 
 
-RELAXED = ("lenience:0.3", "lenience:0.1", "spec_cascade:token_v3:0.8")
+LENIENCE = ("lenience:0.3", "lenience:0.1")
+RELAXED = (*LENIENCE, "spec_cascade:token_v3:0.8")
 SAMPLED = "temperature 0.7, top-p 0.8, top-k 20"
 UPSTREAM = ("upstream", "transformers' assisted generation")
 
@@ -45,31 +47,6 @@ def pair() -> dict[str, Table]:
             ),
             [ACCEPTED, PER_ROUND, quality("correct answers")],
             "{n} prompts x 2, temperature 1, 5 draft tokens per round, 95% intervals clustered by prompt.",
-        ),
-        "contrastive": Table(
-            "temperature 1",
-            methods("", "lossless", "lenience:0.3", "lenience:0.1", "contrastive:0.1:0.1", "contrastive:0.5:0.1"),
-            by_task(*((task, f"verifiers-{task}", task, metric) for task, metric in names.items())),
-            "Embedded pair, {n} held-out prompts, 5 draft tokens per round; 95% intervals clustered by prompt.",
-        ),
-        "mars": Table(
-            "temperature 1",
-            methods("", "lossless", "lenience:0.3", "mars:0.9", "mars:0.7"),
-            by_task(*((task, f"mars-{task}", task, metric) for task, metric in names.items())),
-            "Embedded pair, {n} held-out prompts, 5 draft tokens per round; 95% intervals clustered by prompt.",
-        ),
-        "regret": Table(
-            "temperature 0",
-            methods("", "lossless", "lenience:0.3", "lenience:0.1", "regret_budget:2.0625", "regret_budget:8"),
-            by_task(*((task, f"verifiers-{task}-t0", task, metric) for task, metric in names.items())),
-            "Embedded pair, {n} held-out prompts, 5 draft tokens per round; 95% intervals clustered by prompt.",
-        ),
-        "phases": Table(
-            "temperature 1",
-            every("phases-math"),
-            [ACCEPTED, quality("accuracy"), DROP],
-            "Embedded pair, math, {n} held-out prompts, 5 draft tokens per round; 95% intervals clustered by prompt. "
-            "Measured by {command}.",
         ),
         "transfer": Table(
             "trained on",
@@ -105,7 +82,7 @@ def pair() -> dict[str, Table]:
                 Column("effective sample size", "effective_share"),
             ],
             "Embedded pair, math, temperature 1, {n} prompts x 2; one standard error over prompts to either side. "
-            "Measured by {command}.",
+            "Data: {data}.",
         ),
     }
 
@@ -119,10 +96,7 @@ def published() -> dict[str, Table]:
         "tokens; 95% intervals clustered by prompt."
     )
     scores = ((mbpp, "MBPP", "pass@1"), (gsm8k, "GSM8K", "accuracy"))
-    lenient = f"{head} minus lenience:0.3"
-    others = [f"spec_cascade:token_v3:{alpha}" for alpha in (0.5, 0.8, 0.95)]
-    others += ["block:lossless", *(f"static:{weight}" for weight in (0.7, 0.5, 0.3, 0.1))]
-    others += [f"lenience:{value}" for value in (0.3, 0.1)]
+    others = ["static:0.5", *(f"spec_cascade:token_v3:{alpha}" for alpha in (0.5, 0.8)), *LENIENCE]
     task = {name: [Column("accepted / drafted", "acceptance_rate", study=name)] for name in (mbpp, gsm8k)}
     for name, metric in ((mbpp, "pass@1"), (gsm8k, "accuracy")):
         task[name] += [Column(metric, "quality", study=name), DROP._replace(study=name)]
@@ -138,8 +112,8 @@ def published() -> dict[str, Table]:
             [
                 speeds[0]._replace(header="tokens/s", form=factor),
                 speeds[1]._replace(header="answers/s", form=factor),
-                Column("code", "quality", whole, f"{mbpp}-t0"),
-                Column("math", "quality", whole, f"{gsm8k}-t0"),
+                Column("code", "quality", share, f"{mbpp}-t0"),
+                Column("math", "quality", share, f"{gsm8k}-t0"),
             ],
             "Qwen2.5-Coder 1.5B with 0.5B on two CPU threads, greedy decoding, 5 draft tokens per round. Right "
             "answers to 500 (code, MBPP) and 200 (math, GSM8K) prompts: each score is within ±5 and ±7 points (95%). "
@@ -165,35 +139,51 @@ def published() -> dict[str, Table]:
                 ACCEPTED._replace(method=head),
                 quality("score")._replace(method=head),
                 STATIC_GAIN._replace(method=head),
-                Column("accepted, points above `lenience:0.3`", "acceptance_rate", tenths, method=lenient),
-                Column("score, points above `lenience:0.3`", "quality", tenths, method=lenient),
+                *(
+                    Column(f"{name}, points above `lenience:0.3`", metric, tenths, method=head, minus="lenience:0.3")
+                    for name, metric in (("accepted", "acceptance_rate"), ("score", "quality"))
+                ),
             ],
             setting,
         ),
-        **{
-            name: Table(
-                "method",
-                every(name),
-                [
-                    Column("completions", "n", count),
-                    Column("left out, too long", "left_out", count),
-                    Column("tokens", "num_tokens", count),
-                    Column("mean of -log p(token) - H(p)", "excess_per_token", precise),
-                    Column("standard error", "standard_error", precise),
-                    Column("z", "z", number),
-                    *more,
-                ],
-                f"Completions of {completions}. Measured by {{command}}.",
-            )
-            for name, completions, more in (
-                ("sampling-check", "GSM8K at temperature 1", []),
-                (
-                    "sampling-check-humaneval",
-                    f"82 prompts of HumanEval, third run, at {SAMPLED}",
-                    [Column("towards the draft model: z", "z_draft", number)],
-                ),
-            )
-        },
+        "sampling-check": Table(
+            "method",
+            [
+                row._replace(label=f"{title}: {row.label}")
+                for study, title in (
+                    ("sampling-check", "GSM8K, temperature 1"),
+                    ("sampling-check-humaneval", f"HumanEval, {SAMPLED}"),
+                )
+                for row in every(study)
+            ],
+            [
+                Column("completions", "n", count),
+                Column("tokens", "num_tokens", count),
+                Column("mean of -log p(token) - H(p)", "excess_per_token", precise),
+                Column("z", "z", number),
+                Column("towards the draft model: z", "z_draft", number),
+            ],
+            "Data: {data}, `results/real/sampling-check-humaneval.json`.",
+        ),
+        "verifiers": Table(
+            "task and setting: verifier",
+            [
+                row._replace(label=f"{setting}: {row.label}")
+                for setting, study, names in (
+                    ("MBPP, temperature 1", mbpp, ("lossless", "block:lossless", "static:0.5", *RELAXED, label)),
+                    ("MBPP, greedy", f"{mbpp}-t0-others", ("lossless", "top_k_relaxed:2", "typical", "fly")),
+                    ("math, temperature 1", "verifiers-math", ("lossless", "contrastive:0.5:0.1")),
+                    ("math, temperature 1", "mars-math", ("mars:0.9",)),
+                    ("math, temperature 1", "phases-math", (("static:0.3 inside", "`phase`, `static:0.3` inside"),)),
+                    ("math, temperature 1", "truncation", ("fuzzy:0.3:kl:0.9",)),
+                    ("math, greedy", "verifiers-math-t0", ("lossless", "lenience:0.3", "regret_budget:8")),
+                )
+                for row in methods(study, *names)
+            ],
+            [Column("prompts", "n", count), ACCEPTED, quality("right answers")],
+            "MBPP: Qwen2.5-Coder pair; math: embedded pair; 5 draft tokens per round, 95% intervals clustered by "
+            "prompt. Rows of one task and setting have different prompts if their number differs.",
+        ),
         "mbpp": Table("method", methods("", "target", "lossless", *others, label), task[mbpp], setting),
         "gsm8k": Table("method", methods("", "target", "lossless", *others, label), task[gsm8k], setting),
         **_setting(
@@ -206,19 +196,6 @@ def published() -> dict[str, Table]:
         **_setting(
             "sampled", SAMPLED, "t0.7-k20-p0.8", "200 prompts of MBPP, 164 of HumanEval and 100 of GSM8K", label
         ),
-        "greedy-others": Table(
-            "method",
-            methods("", "lossless", "lenience:0.03", "static:0.5", "fly", "top_k_relaxed:2", "typical"),
-            [
-                column
-                for study, title in ((f"{mbpp}-t0-others", "MBPP"), (f"{gsm8k}-t0-others", "GSM8K"))
-                for column in (
-                    Column(f"{title}: accepted", "acceptance_rate", study=study),
-                    Column("points below the target", "quality_drop", tenths, study=study),
-                )
-            ],
-            "{n} prompts of each task, temperature 0, 5 draft tokens per round; 95% intervals clustered by prompt.",
-        ),
         "specbench": Table(
             "category",
             [
@@ -226,15 +203,10 @@ def published() -> dict[str, Table]:
                 for name in dict.fromkeys(figure.task for figure in figures("qwen-coder-specbench"))
             ],
             [
-                column
+                Column(f"`{name}`: tokens per target forward", "block_efficiency", number, method=name)
                 for name in ("lossless", "lenience:0.3")
-                for column in (
-                    Column(f"`{name}`: accepted", "acceptance_rate", method=name),
-                    Column("tokens per target forward", "block_efficiency", number, method=name),
-                )
             ],
-            "{n} questions per row, temperature 1, 5 draft tokens per round, at most 256 new tokens; 95% intervals "
-            "clustered by question.",
+            "{n} questions per row, temperature 1, 5 draft tokens per round, at most 256 new tokens. Data: {data}.",
         ),
         **_smollm2(),
     }
@@ -276,9 +248,8 @@ def _setting(name: str, title: str, suffix: str, prompts: str, label: tuple[str,
         title,
         methods("", UPSTREAM, "lossless", *RELAXED, label),
         _speeds(suffix, 1, 8),
-        "Over the target with the same batch size, 5 draft tokens per round, bfloat16, linear layers of both models "
-        "and of the target alone in oneDNN's blocked layout (`--packed`), eager, 8 prompts of MBPP, median (range) of "
-        "3 alternating runs on two threads of a CPU. Measured by {command}.",
+        "Over the target with the same batch size, 5 draft tokens per round, bfloat16, packed linear layers, eager, 8 "
+        "prompts of MBPP, median (range) of 3 alternating runs on two threads of a CPU. Data: {data}.",
     )
     details = {
         f"{name}-{key}": Table(
@@ -289,12 +260,12 @@ def _setting(name: str, title: str, suffix: str, prompts: str, label: tuple[str,
                 PER_ROUND,
                 Column("tokens per answer", "mean_tokens", count),
                 quality(metric),
-                Column("points below the target", "quality_drop", tenths),
-                Column("prompts worse", "prompts_worse", count),
+                Column("prompts worse than the target", "prompts_worse", count),
                 Column("better", "prompts_better", count),
+                Column("points below `lossless`", "quality", below, minus="lossless"),
             ],
             f"{{n}} prompts, {title}, {dtypes(f'qwen-coder-{key}-{suffix}')}, 5 draft tokens per round, at most "
-            f"{320 if key == 'mbpp' else 400} new tokens; 95% intervals clustered by prompt.",
+            f"{320 if key == 'mbpp' else 400} new tokens; 95% intervals clustered by prompt. Data: {{data}}.",
         )
         for key, (task, metric) in tasks.items()
     }
@@ -304,17 +275,13 @@ def _setting(name: str, title: str, suffix: str, prompts: str, label: tuple[str,
 def _smollm2() -> dict[str, Table]:
     """Return a table for each source of draft tokens and task."""
     head = "diversed:build/real/lookup/head-token-aware"
-    ordinary = ("target", "lossless", "lenience:0.3", "static:0.5", UPSTREAM)
+    ordinary = ("target", "lossless", "lenience:0.3", UPSTREAM)
     setting = (
         "SmolLM2-135M-Instruct in bfloat16, one CPU thread, batch size 1; {n} prompts, temperature 0.3, at most %s "
         "draft tokens per round; 95%% intervals clustered by prompt. Speedup over the target with the same engine, "
-        "median (range) of %s alternating runs of %s prompts. Measured by {command}."
+        "median (range) of %s alternating runs of %s prompts. Data: {data}."
     )
-    columns = [ACCEPTED, quality("ROUGE-2"), DROP, PER_ROUND]
-    columns += [
-        Column(title, f"speedup, {engine}, batch 1", times)
-        for engine, title in (("eager", "speedup"), ("compiled", "speedup, compiled"))
-    ]
+    columns = [ACCEPTED, quality("ROUGE-2"), DROP, PER_ROUND, Column("speedup", "speedup, eager, batch 1", times)]
     summaries = [
         *methods("lookup-scitldr", *ordinary, (head, "a token head")),
         *methods("lenience-scitldr", "lenience:0.05"),

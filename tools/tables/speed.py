@@ -1,7 +1,12 @@
 """Tables of times."""
 
 from tools.figures import TASKS
-from tools.tables.parts import LENGTH_COLUMNS, Column, Row, Table, count, every, number, tenths
+from tools.tables.parts import ACCEPTED, Column, Row, Table, count, every, number, tenths
+
+
+DRAFTED = Column("draft tokens per round", "drafted_per_round", lambda figure: f"{figure.value:.1f}")
+OVER_TARGET = Column("over the target", "over_target", number)
+OVER_UPSTREAM = Column("over `upstream`", "over_upstream", number)
 
 
 def _label(task: str, method: str) -> str:
@@ -26,8 +31,7 @@ def speed() -> dict[str, Table]:
             ],
             [
                 Column("cost of a round, batch 1", "round_cost_ratio", number),
-                *(Column(f"tokens/s, batch {size}", str(size), number) for size in (1, 2, 4, 8, 16)),
-                Column("mixture head over the compiled target, batch 1", "head over target", number),
+                *(Column(f"tokens/s, batch {size}", str(size), number) for size in (1, 8)),
             ],
             f"Over transformers' assisted generation at batch size 1 unless stated, {quartiles} 11 alternating runs; "
             "`static:0.7`, 5 draft tokens per round, 128 new tokens, 72% accepted, an x86-64 CPU.",
@@ -40,10 +44,10 @@ def speed() -> dict[str, Table]:
                 for verifier in verifiers
                 for schedule in ("confidence", "adaptive")
             ],
-            LENGTH_COLUMNS,
+            [Column("speed over the best constant length", "over_best_constant", number), OVER_UPSTREAM],
             "Tokens per second of wall time, eager engine, batch size 1, one thread; {n} held-out prompts per task, "
             "median (quartiles) of paired ratios. Constant lengths: 2, 3, 5, 8. `upstream` is transformers' assisted "
-            "generation with its defaults. Measured by {command}.",
+            "generation with its defaults. Data: {data}.",
         ),
         "draft-lengths-int4": Table(
             "task, method, schedule",
@@ -58,25 +62,31 @@ def speed() -> dict[str, Table]:
                     for method in ("upstream", "lossless:confidence", "lenience:0.3:confidence")
                 ),
             ],
-            [Column("tokens/s", "tokens_per_second", number), *LENGTH_COLUMNS],
+            [
+                Column("tokens/s", "tokens_per_second", number),
+                DRAFTED,
+                ACCEPTED,
+                OVER_TARGET,
+                OVER_UPSTREAM,
+                Column("over `upstream`, best constant number", "over_upstream_constant", number),
+            ],
             "Qwen2.5-Coder 1.5B in bfloat16 (oneDNN-packed weights) and 0.5B in int4 (torchao 0.18), or in bfloat16 "
             "(packed) where stated; temperature 1, at most 128 new tokens; tokens per second of wall time with the "
             "prefill, eager engine, batch size 1, two threads of a CPU with bfloat16 instructions; {n} prompts per "
-            "task, median (quartiles) of paired ratios. Constant lengths: 3, 5, 8. `upstream` is transformers' "
-            "assisted generation with its defaults. Measured by {command}; the rows in bfloat16 with "
-            "`--constant none` and without `--int4-draft`.",
+            "task, median (quartiles) of paired ratios. `upstream` is transformers' assisted generation with its "
+            "defaults; the best constant number of 3, 5 and 8 is the one with the most tokens per second. Data: "
+            "{data}, `results/draft-lengths-bf16.json`.",
         ),
         "copies": Table(
             "task, method, schedule",
             [
-                Row(_label(title, method), method, "draft-copies", task)
-                for task, title in (("rewrite", "correcting abstracts"), ("mbpp", "MBPP"))
+                Row(_label("correcting abstracts", method), method, "draft-copies", "rewrite")
                 for method in ("upstream", *kinds)
             ],
-            [column for column in LENGTH_COLUMNS if column.metric != "over_best_constant"],
-            "The same target and int4 draft model, at most 128 new tokens, {n} prompts per task. The "
-            "schedule confidence drafts at most 8 tokens; copies takes up to 10 draft tokens from the text where its "
-            "last three tokens occurred before. Measured by {command}.",
+            [DRAFTED, ACCEPTED, OVER_TARGET, OVER_UPSTREAM],
+            "The same target and int4 draft model, at most 128 new tokens, {n} prompts. The schedule "
+            "confidence drafts at most 8 tokens; copies takes up to 10 draft tokens from the text where its "
+            "last three tokens occurred before. Data: {data}.",
         ),
         "random-draft": Table(
             "engine, batch size",
@@ -84,9 +94,8 @@ def speed() -> dict[str, Table]:
             [
                 Column("CPU time over the target alone", "over_target", number),
                 Column("first call", "first_call", number),
-                Column("draft forwards per target forward", "draft_forwards", lambda figure: f"{figure.value:.3f}"),
             ],
-            f"Embedded target, 96 new tokens per row, {quartiles} 21 alternating calls. Measured by {{command}}.",
+            f"Embedded target, 96 new tokens per row, {quartiles} 21 alternating calls. Data: {{data}}.",
         ),
         "head-costs": Table(
             "engine",
@@ -97,7 +106,7 @@ def speed() -> dict[str, Table]:
                 Column("turns", "turns", count),
             ],
             "Hidden size 1024, 4 target layers, random weights, 5 draft tokens per round, one thread; median "
-            "(quartiles). Measured by {command}.",
+            "(quartiles). Data: {data}.",
         ),
         "replay": Table(
             "batch size",
@@ -123,30 +132,10 @@ def serving() -> dict[str, Table]:
             [
                 Column("accepted in vLLM", "acceptance_rate"),
                 Column("by `generate`", "generate_acceptance_rate"),
-                Column("difference, points", "difference", tenths),
                 Column("difference on shared draft tokens, points", "like_for_like_difference", tenths),
                 Column("correct in vLLM", "quality"),
                 Column("correct by `generate`", "generate_quality"),
             ],
             "{n} problems of the embedded math task x 2, temperature 1; 95% intervals clustered by prompt.",
-        ),
-        "serving-cost": Table(
-            "verifier, concurrent requests",
-            [row._replace(label=row.method) for row in every("serving-cost")],
-            [
-                Column("CPU ms per round without the plugin", "ms_without", number),
-                Column("with it", "ms_with", number),
-                Column("added", "added"),
-            ],
-            "300 rounds each; 95% intervals.",
-        ),
-        "serving-load": Table(
-            "phase",
-            [row._replace(label=row.method) for row in every("serving-load")],
-            [
-                *(Column(name, name, count) for name in ("answered", "refused", "cancelled", "error", "lost")),
-                *(Column(f"accepted at strictness {value}", f"strictness {value}") for value in ("0", "0.5", "1")),
-            ],
-            "300 concurrent requests in each phase; 95% intervals clustered by request.",
         ),
     }
