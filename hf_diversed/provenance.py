@@ -43,7 +43,7 @@ _TEXT = """
 backend baseline batch_sizes choices choose config data data_file device divergence draft draft_config dtype engine
 eval_data_file eval_split eval_strategy evaluation features folder format frontier head head_features head_type heads
 labels lora_target_modules lr_scheduler_type markdown method methods metric_for_best_model mode model objective optim
-others output output_dir regimes report report_to resume_from_checkpoint reward_funcs save_strategy schedules set
+others output output_dir plot regimes report report_to resume_from_checkpoint reward_funcs save_strategy schedules set
 shots_file split study target target_config task tasks text verifier verifiers attn_implementation
 experts_implementation revision torch_dtype
 """
@@ -250,20 +250,21 @@ def publishable(value: Any) -> Any:
 
 
 def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} ({platform.machine()})"
+    is_gpu = device.type == "cuda" and torch.cuda.is_available()
+    return torch.cuda.get_device_name(device) if is_gpu else f"{device.type} ({platform.machine()})"
 
 
 def _git_commit() -> str | None:
-    """Return the commit of this package's checkout, with "-dirty" if files differ; None outside a checkout."""
-    here = Path(__file__).parent
+    """Return the commit of this package's checkout, with "-dirty" if files differ; None outside a checkout, also
+    where the package is installed below a folder with another repository."""
+    here = Path(__file__)
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=here.parent, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
     try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        git("ls-files", "--error-unmatch", here.name)
+        return git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return described.stdout.strip()

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import subprocess
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -20,7 +21,9 @@ SECRET = "hf_" + "aB3" * 10
 RESULT_COMMANDS = [
     command
     for page in sorted((ROOT / "docs").glob("*.md"))
-    for command in re.findall(r"[Mm]easured by `([^`]+)`", page.read_text())
+    for block in re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    for line in block.replace("\\\n", " ").splitlines()
+    if re.match(r"hf-diversed (evaluate|train|label|calibrate) ", command := line.partition(" #")[0].strip())
 ]
 
 
@@ -52,8 +55,33 @@ def test_text_of_unknown_options_is_not_recorded(given, expected):
 @pytest.mark.parametrize("command", RESULT_COMMANDS)
 def test_documented_commands_are_recorded_whole(command):
     """Catches an option of a documented command whose value no record would contain."""
-    words = [word for word in shlex.split(command) if word not in ("python", "-m")]
+    words = shlex.split(command)
     assert recorded(words) == words
+
+
+def test_an_installed_package_has_no_commit(tmp_path, monkeypatch):
+    """Catches the commit of a user's project, in whose folder the environment lies."""
+
+    def git(*words):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=tmp_path, check=True)
+
+    installed = tmp_path / ".venv" / "provenance.py"
+    installed.parent.mkdir()
+    installed.touch()
+    (tmp_path / ".gitignore").write_text(".venv\n")
+    git("init", "--quiet")
+    git("add", ".gitignore")
+    git("commit", "--quiet", "--message", "one")
+    monkeypatch.setattr("hf_diversed.provenance.__file__", str(installed))
+    assert provenance()["git_commit"] is None
+    git("add", "--force", str(installed))
+    assert provenance()["git_commit"].endswith("-dirty")
+
+
+def test_a_report_of_a_gpu_run_without_a_gpu(monkeypatch):
+    """Catches a query of a GPU that this machine lacks."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert provenance(0, "cuda")["device"].startswith("cuda")
 
 
 def test_nested_settings_are_recorded_by_name():

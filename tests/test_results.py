@@ -11,7 +11,7 @@ from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
 from tools import draw_plots
 from tools.figures import RESULTS, figures, flatten, holm
 from tools.tables import TABLES
-from tools.tables.parts import Column, Row, Table, count, number, p_value, points, rate, short, times
+from tools.tables.parts import Column, Row, Table, below, count, number, p_value, points, rate, short, times
 
 
 FIGURES = ("n", "acceptance_rate", "block_efficiency", "quality", "quality_ci", "quality_drop", "quality_drop_ci")
@@ -69,6 +69,7 @@ def test_answers_per_second_do_not_count_tokens():
         (rate, 0.5, 0.25, "50.0% (25.0% to 75.0%)"),
         (rate, -0.0001, None, "0.0%"),
         (points, 0.00481, 0.0015, "0.48 (0.15 to 75.00)"),
+        (below, 0.5, 0.25, "-50.0 (-75.0 to -25.0)"),
         (number, 4.066, None, "4.07"),
         (times, 1.5, 1.25, "1.50x (1.25 to 0.75)"),
         (count, 1234, None, "1,234"),

@@ -56,7 +56,7 @@ def load_prompts(
     Raises:
         ValueError: if there are too few solved examples or `shots_file` is set without `shots`, and as in `load_pair`.
     """
-    examples = load_records(task, options.split, options.num_examples, options.seed, options.data_file)
+    examples = read_records(task, options.split, options.num_examples, options.seed, options.data_file)
     if options.shots_file is not None and not options.shots:
         raise ValueError("--shots-file requires --shots, the number of solved examples per prompt.")
     pool: list[dict[str, Any]] = []
@@ -132,9 +132,8 @@ _CACHES = ("reference_rewards.json",)
 _WRITTEN = (
     *_CACHES,
     *("checkpoint-*", ".saving", "calibration", "runs", "custom_generate", ".eval_results"),
-    *("*.safetensors", "*.safetensors.index.json", "*config.json", "trainer_state.json", "training_args.bin"),
+    *("model.safetensors", "config.json", "trainer_state.json", "training_args.bin"),
     *("README.md", "provenance.json", "evaluation.json", "*_results.json"),
-    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template.*"),
 )
 
 

@@ -1,7 +1,9 @@
 """`hf-diversed train`: train a head for a pair on a task."""
 
+import random
 import sys
 from contextlib import redirect_stdout
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from hf_diversed.cli.models import (
     load_pair,
     naming_model,
 )
-from hf_diversed.cli.options import TrainOptions
+from hf_diversed.cli.options import TrainOptions, flag
 from hf_diversed.cli.preparing import check_new_folder, read_records, remove_earlier_run
 from hf_diversed.cli.terminal import console, interruptible, notes
 from hf_diversed.files import write_json
@@ -29,6 +31,10 @@ from hf_diversed.training.labels import load_labels
 from hf_diversed.training.loading import load_tokenizer
 
 
+# Options that only one of the two objectives reads.
+_OF_LABELS = {"kept_share", "per_token_gained"}
+_OF_ROLLOUTS = {"head", "target", "draft", "dtype", "chat", "shots", "data_file", "eval_data_file", "reward_funcs"}
+_OF_ROLLOUTS |= {"eval_split", "num_examples", "num_eval_examples", "resume"}
 _AGAIN = "Run the same command with --resume to continue from the newest complete checkpoint."
 
 
@@ -62,8 +68,11 @@ def labels_of(options: TrainOptions) -> Path | None:
         raise ValueError(
             "--objective counterfactual and --labels FILE belong together; make the file with `hf-diversed label`."
         )
-    if options.labels is not None and options.head is not None:
-        raise ValueError("--head cannot be combined with --objective counterfactual, which trains a new head.")
+    unused = _OF_ROLLOUTS if options.labels is not None else _OF_LABELS
+    changed = [item.name for item in fields(options) if getattr(options, item.name) != item.default]
+    given = [flag(name) for name in changed if name in unused]
+    if given:
+        raise ValueError(f"{', '.join(given)} has no effect with --objective {options.objective}; leave it out.")
     return options.labels
 
 
@@ -141,6 +150,7 @@ def load_rows(options: TrainOptions, task: Task, seed: int, held_out: bool) -> t
     shared = n_eval and not options.eval_data_file and (options.data_file or options.eval_split == "train")
     records = read_records(task, "train", n + n_eval if shared else n, seed, options.data_file)
     if shared:
+        random.Random(seed).shuffle(records)  # a file may be sorted
         n_eval = min(n_eval, len(records) // 2)  # a small file is halved
         records, evaluation = records[: len(records) - n_eval], records[len(records) - n_eval :]
     elif n_eval:

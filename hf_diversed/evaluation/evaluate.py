@@ -43,7 +43,8 @@ def evaluate(
         output: a folder that stores every finished call. An interrupted evaluation continues where it stopped and
             returns the same records; methods can be added later; several processes (`settings.rank` of
             `settings.world_size`) share it. When all calls are finished, `evaluation.json` is written there:
-            {"records": [...], "provenance": {...}}.
+            {"records": [...], "provenance": {...}}. The provenance is that of the first session; `sessions` has those
+            that continued it.
 
     Returns:
         One record per method, see `summarize`, including the methods already in the folder. The list is empty while
@@ -90,10 +91,8 @@ def report(output: Path | str, labels: Sequence[str] | None = None) -> list[dict
     results = read_results(output)
     records = summarize(results, labels)
     seed = results.header["settings"]["seed"]
-    source = provenance(seed, results.header["device"]) | {
-        "evaluation": results.header,
-        "methods": definitions(results),
-    }
+    sessions = results.sessions or [provenance(seed, results.header["device"])]
+    source = sessions[0] | {"evaluation": results.header, "methods": definitions(results), "sessions": sessions[1:]}
     write_json(Path(output) / REPORT, {"records": records, "provenance": source})
     return records
 
@@ -154,6 +153,8 @@ class _Run:
         if calls and self.settings.progress is not False:
             notify(f"{words}: {len(calls)} calls, each with up to {self.settings.batch_size} prompts")
         file = None if folder is None else open_file(folder, self.settings.rank, self.header)
+        if file is not None and calls:
+            append_lines(file, [{"provenance": provenance(self.settings.seed, self.decoder.pair.target.device)}])
         for call in with_progress(calls, words, "call", self.settings.progress, stage=lambda call: call[1]):
             entry = self._entry(*call)
             results.add(entry)

@@ -1,4 +1,4 @@
-"""Results on disk: one file of JSON lines per process, a header and then one line per finished call.
+"""Results on disk: one file of JSON lines per process, a header and then one line per session and finished call.
 
 All files of a folder must have the same header. A line left incomplete by a crash is dropped, and its call is
 repeated.
@@ -23,10 +23,12 @@ class Results:
         header: settings, task, models and prompts of all entries.
         entries: by (method, batch, sample), one finished call: `definition`, `static_weight`, `seconds`,
             `peak_memory_bytes` and `_kind`, and `rows`, lists with one value per completion.
+        sessions: provenance of each session that measured calls; none in folders of earlier versions.
     """
 
     header: dict
     entries: dict[tuple[str, int, int], dict] = field(default_factory=dict)
+    sessions: list[dict] = field(default_factory=list)
 
     def add(self, entry: dict) -> None:
         """Add a finished call; of two with the same key, the first is kept."""
@@ -71,6 +73,9 @@ def read_results(folder: Path | str, header: dict | None = None) -> Results:
         results = results or Results(lines[0])
         _check_header(path, lines[0], results.header)
         for number, entry in enumerate(lines[1:], start=2):
+            if "provenance" in entry:
+                results.sessions.append(entry["provenance"])
+                continue
             if missing := _KEY - entry.keys():
                 raise ValueError(f"{path}, line {number} lacks {', '.join(sorted(missing))}; {REMOVE_LINE}")
             results.add(entry)

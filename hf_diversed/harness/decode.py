@@ -17,7 +17,7 @@ from hf_diversed.generation.patching import install_hook
 from hf_diversed.generation.processing import stop_criterion
 from hf_diversed.harness.methods import Method
 from hf_diversed.harness.pair import Pair, eos_ids, pad_id
-from hf_diversed.harness.prompts import check_context, left_padded
+from hf_diversed.harness.prompts import check_context, completion_text, left_padded
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.outputs import GenerateDiversedOutput, SpeculativeStats, TokenRecords
 
@@ -94,8 +94,8 @@ class Decoder:
         return Decoded(tokens, seconds, output.stats, output.token_records)
 
     def text(self, ids: list[int]) -> str:
-        """Return the text of token ids, without special tokens."""
-        return str(self.pair.tokenizer.decode(ids, skip_special_tokens=True))
+        """Return the text of the ids of a completion, without special tokens."""
+        return completion_text(self.pair.tokenizer, ids)
 
     def _plain_length(self, row: list[int]) -> int:
         """Return the number of tokens, including EOS, that transformers generated, inferred from the padding."""

@@ -34,6 +34,17 @@ def encode(
     return [list(ids) for ids in tokenizer(texts, add_special_tokens=special)["input_ids"]]
 
 
+def completion_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    """Return the text of the ids of a completion, without special tokens.
+
+    Some tokenizers (SentencePiece) remove the first space of a text, which may be indentation of code. Therefore
+    another token precedes the ids, and its text is removed.
+    """
+    before = tokenizer.encode("x", add_special_tokens=False)
+    start = str(tokenizer.decode(before, skip_special_tokens=True))
+    return str(tokenizer.decode([*before, *ids], skip_special_tokens=True)).removeprefix(start)
+
+
 def check_context(
     name: str,
     lengths: Sequence[int],

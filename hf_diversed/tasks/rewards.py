@@ -84,7 +84,7 @@ def load_reward(
     return function
 
 
-def call_reward(function: RewardFunc, completions: Sequence[Any], **columns: Any) -> list[float | None]:
+def call_reward(function: RewardFunc, completions: Sequence[Any], /, **columns: Any) -> list[float | None]:
     """Call a reward function. Raises `RewardError` if it raises, or does not return one finite number or None per
     completion."""
     name = _name(function)
@@ -108,6 +108,9 @@ class RewardSum:
     """The weighted sum of rewards, and each reward by name. A sample's sum omits rewards that are None; if all are
     None, so is the sum.
 
+    Attributes:
+        names: name of each reward. code: its source, or its bytecode if it has no source file.
+
     Args:
         functions: at least one function or name, see `load_reward`; equal names get a number.
         weights: one per function; all 1 by default.
@@ -127,10 +130,11 @@ class RewardSum:
             )
         if not all(map(math.isfinite, self.weights)):
             raise ValueError(f"reward_weights must be finite, got {self.weights}.")
+        self.code = [_code(function) for function in self.functions]
         names = [_name(function) for function in self.functions]
         self.names = [name if names.count(name) == 1 else f"{name}_{index}" for index, name in enumerate(names)]
 
-    def __call__(self, completions: Sequence[Any], **columns: Any) -> dict[str, list[float | None]]:
+    def __call__(self, completions: Sequence[Any], /, **columns: Any) -> dict[str, list[float | None]]:
         """Return lists of one entry per completion: "reward", the sum, and "rewards/<name>" of every function."""
         rewards = [call_reward(function, completions, **columns) for function in self.functions]
         return {
@@ -205,6 +209,14 @@ def _import(module: str, name: str, spec: str) -> Any:
 
 def _name(function: RewardFunc) -> str:
     return function.__name__ if inspect.isroutine(function) else type(function).__name__
+
+
+def _code(function: RewardFunc) -> str:
+    try:
+        return inspect.getsource(function if inspect.isroutine(function) else type(function))
+    except (OSError, TypeError):
+        code = getattr(function, "__code__", None)
+        return "" if code is None else f"{code.co_code.hex()} {code.co_names}"
 
 
 _EXCERPT = 200

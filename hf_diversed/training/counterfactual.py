@@ -131,8 +131,9 @@ def _new_head(labels: Labels, settings: FitSettings) -> tuple[DiversedHead, dict
     used = ["features", "token"] + ["lookahead"] * (window > 0) + ["target_after"] * target_after
     inputs = {name: inputs[name][:, :window] if name == "lookahead" else inputs[name] for name in used}
     sampling = about["sampling"]
+    pair: dict[str, Any] = {name: about.get(name) for name in ABOUT_PAIR}  # earlier files have no digests
     config = DiversedHeadConfig(
-        **{name: about[name] for name in ABOUT_PAIR},
+        **pair,
         task=about["task"],
         head_type=settings.head_type,
         intermediate_size=settings.intermediate_size,

@@ -54,7 +54,9 @@ ABOUT_PAIR = (
     "draft_hidden_size",
     "vocab_size",
     "base_model_name_or_path",
+    "base_model_digest",
     "assistant_model_name_or_path",
+    "assistant_model_digest",
 )
 _DRAFTED = "drafted"
 
@@ -246,7 +248,8 @@ class LabelRun:
         drawn = self.decoder(self.recorder, prompts, seed, output_token_records=True)
         records, generator = drawn.records, torch.Generator().manual_seed(seed)
         assert records is not None
-        assert records.inputs is not None
+        if records.inputs is None:  # no draft tokens, as prompt lookup found none
+            return [], drawn.tokens
         rejected = records.source == SOURCES.index("residual")
         chosen = []
         for row in range(len(prompts)):

@@ -27,7 +27,7 @@ class Rollouts:
     Attributes:
         completion_ids: token ids, including EOS.
         finished: whether each completion reached EOS or a stop string.
-        inputs: the head's inputs at each decision by name, `[M, ...]`.
+        inputs: the head's inputs at each decision by name, `[M, ...]`; empty if there are no decisions.
     """
 
     completions: list[str]
@@ -121,7 +121,7 @@ class Sampler:
         )
         ids = [tokens[kept].tolist() for tokens, kept in zip(records.tokens, emitted)]
         return Rollouts(
-            completions=self.tokenizer.batch_decode(ids, skip_special_tokens=True),
+            completions=[self.decoder.text(row) for row in ids],
             completion_ids=ids,
             finished=[len(row) < self.settings.max_new_tokens or row[-1] in self._eos for row in ids],
             decisions=decisions,
@@ -143,7 +143,8 @@ def _join(parts: list[tuple[list[int], Rollouts]]) -> Rollouts:
     places = [place for order, _ in parts for place in order]
     stats.per_row = [row for _, row in sorted(zip(places, stats.per_row), key=lambda pair: pair[0])]
     columns = {name: torch.cat([getattr(part.decisions, name) for _, part in parts]) for name in Decisions.COLUMNS[1:]}
-    inputs = {name: torch.cat([part.inputs[name] for _, part in parts]) for name in parts[0][1].inputs}
+    recorded = [part.inputs for _, part in parts if part.inputs]  # none in batches without draft tokens
+    inputs = {name: torch.cat([values[name] for values in recorded]) for name in (recorded[0] if recorded else ())}
     decisions = Decisions(sequence=torch.cat(sequences), num_sequences=size, **columns)
     completions, ids, finished = (list(column) for column in zip(*rows))
     return Rollouts(completions, ids, finished, decisions, inputs, stats)

@@ -22,7 +22,7 @@ from hf_diversed.harness.prompts import check_context, encode
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.method_names import AS_TRAINED
-from hf_diversed.provenance import model_digest, provenance, recorded_settings
+from hf_diversed.provenance import data_digest, model_digest, provenance, recorded_settings
 from hf_diversed.tasks.rewards import RewardError, RewardFunc, RewardSum
 from hf_diversed.training.arguments import DiversedConfig, own_settings
 from hf_diversed.training.checkpoints import AtomicCheckpoints, Rescue, find_checkpoint
@@ -121,7 +121,8 @@ class DiversedTrainer(AtomicCheckpoints):
         head = head or fresh_head(target, draft, args)
         head.config.task = task or head.config.task
         head.config.strictness, head.config.calibration = AS_TRAINED, None  # valid for the earlier weights only
-        head.config.update(DiversedHeadConfig.about_pair(target, draft))
+        decoding = {"training_temperature": args.temperature, "num_assistant_tokens": args.num_assistant_tokens}
+        head.config.update(DiversedHeadConfig.about_pair(target, draft) | decoding)
         args.set_head_defaults(head.needs_token)
         settings = Sampling(
             temperature=args.temperature,
@@ -231,9 +232,14 @@ class DiversedTrainer(AtomicCheckpoints):
         decisions = rollouts.decisions.to(device)
         inputs = {name: values.to(device) for name, values in rollouts.inputs.items()}
         if self.state.global_step == 0 and self._fresh:
+            if not all(num_drafted for _, num_drafted, *_ in facts["counts"]):
+                raise ValueError(
+                    "the first rollouts have no draft tokens, so the head's inputs cannot be standardized: prompt "
+                    "lookup found nothing to copy. Use larger batches, or prompts that the answers repeat."
+                )
             self._standardize(inputs)
         with torch.no_grad():
-            old_logit = self.model(**inputs)
+            old_logit = self.model(**inputs) if inputs else torch.zeros(0, device=device)
         return _Batch(decisions, inputs, advantage[first : first + len(rows)].to(device), old_logit)
 
     def _advantages(self, facts: dict[str, list]) -> torch.Tensor:
@@ -262,6 +268,9 @@ class DiversedTrainer(AtomicCheckpoints):
 
     def compute_loss(self, model, inputs: _Batch, return_outputs: bool = False, num_items_in_batch=None):
         """Return the loss of one update on this device's rollouts. Target and draft model are not run."""
+        if not inputs.inputs:  # no draft tokens: no gradient, but all devices must take part in the update
+            loss = torch.stack([0.0 * parameter.sum() for parameter in model.parameters()]).sum()
+            return (loss, {"logit": inputs.old_logit}) if return_outputs else loss
         logit = model(**inputs.inputs)
         loss, metrics = diversed_loss(
             self.acceptance_model,
@@ -304,6 +313,8 @@ class DiversedTrainer(AtomicCheckpoints):
                 "target": self.model.config.base_model_name_or_path,
                 "target_weights": model_digest(self.sampler.pair.target),
                 "rewards": self.scorer.reward.names,
+                "reward_code": data_digest(self.scorer.reward.code),
+                "chat_template": data_digest(self.sampler.tokenizer.chat_template),
                 "reward_weights": self.scorer.reward.weights,
                 "generations": args.reference_generations,
                 "seed": args.seed,
@@ -495,3 +506,5 @@ def _check_rows(name: str, rows: Rows) -> None:
     without = next((row for row in rows if "prompt" not in row), None) if len(rows) else {}
     if without is not None:
         raise ValueError(f'{name} must hold rows with a "prompt", got {sorted(without) if len(rows) else "no row"}.')
+    if any("completions" in row for row in rows):
+        raise ValueError(f"{name} must not have a column 'completions', which rewards receive; rename the column.")

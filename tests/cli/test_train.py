@@ -114,10 +114,13 @@ def test_resumes_from_the_given_checkpoint(monkeypatch, options, expected, tmp_p
 EARLIER = ("model.safetensors", "config.json", "README.md", "calibration/batches-0.jsonl", "checkpoint-8/head.bin")
 
 
+KEPT = ("notes.txt", "other.safetensors", "tokenizer.json")
+
+
 @pytest.fixture
 def used(tmp_path):
-    """A folder with the files of an earlier run and one file of the user's."""
-    for name in (*EARLIER, "notes.txt", "checkpoint-8/optimizer.pt"):
+    """A folder with the files of an earlier run and files of the user's."""
+    for name in (*EARLIER, *KEPT, "checkpoint-8/optimizer.pt"):
         path = tmp_path / "used" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("earlier")
@@ -148,7 +151,7 @@ def test_overwriting_removes_the_earlier_run(monkeypatch, used):
         call([*options, "--head", str(used / "checkpoint-8")])
     call(options)
     trainer.train.assert_called_once_with(resume_from_checkpoint=None)
-    assert [path.name for path in used.iterdir()] == ["notes.txt"]
+    assert sorted(path.name for path in used.iterdir()) == sorted(KEPT)
 
 
 def test_caches_alone_are_no_earlier_run(monkeypatch, tmp_path):
@@ -194,6 +197,9 @@ def test_held_out_rows_are_never_trained_on(tmp_path):
     train_rows, eval_rows = load_rows(arguments, get_task("gsm8k"), seed=0, held_out=True)
     assert not {row["question"] for row in train_rows} & {row["question"] for row in eval_rows}
     assert (len(train_rows), len(eval_rows)) == (6, 4)
+    arguments.num_examples = 6  # the whole file
+    _, eval_rows = load_rows(arguments, get_task("gsm8k"), seed=0, held_out=True)
+    assert [row["question"] for row in eval_rows] != ["Q6", "Q7", "Q8", "Q9"]  # a file may be sorted
     arguments = TrainOptions(task="math", num_examples=20, num_eval_examples=20)
     train_rows, eval_rows = load_rows(arguments, get_task("math"), seed=0, held_out=True)
     assert not {row["prompt"] for row in train_rows} & {row["prompt"] for row in eval_rows}

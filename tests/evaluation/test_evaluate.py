@@ -1,6 +1,7 @@
 """The evaluation loop on tiny random models: its records, interruption, sharing between processes and continuation."""
 
 import json
+import sys
 from functools import partial
 
 import pytest
@@ -130,7 +131,7 @@ def test_an_interrupted_run_gives_the_same_table(pair, few, tmp_path):
         evaluate(pair, LetterTask(calls_left=calls), examples(5), FEW, chosen, output=tmp_path)
     path = tmp_path / "batches-0.jsonl"
     content = path.read_bytes()
-    assert content.count(b"\n") == 1 + calls
+    assert content.count(b"\n") == 2 + calls  # the header and the session
     path.write_bytes(content[:-20])  # killed while it wrote the last line
     task = LetterTask()
     records = evaluate(pair, task, examples(5), FEW, chosen, output=tmp_path)
@@ -140,6 +141,22 @@ def test_an_interrupted_run_gives_the_same_table(pair, few, tmp_path):
     done = LetterTask()
     assert evaluate(pair, done, examples(5), FEW, chosen, output=tmp_path) == records
     assert done.num_calls == 0
+
+
+def test_a_report_names_the_sessions_that_measured(pair, tmp_path, monkeypatch):
+    """Catches the machine, versions and command of a later report in place of those of the measurement."""
+    evaluate(pair, LetterTask(), examples(3), FEW[:1], settings(), output=tmp_path)
+    module = sys.modules["hf_diversed.evaluation.evaluate"]  # the package has a function of this name
+    monkeypatch.setattr(module, "provenance", lambda *_: {"argv": ["later"]})
+    report(tmp_path)
+    found = json.loads((tmp_path / "batches-0.jsonl").read_text().splitlines()[1])["provenance"]
+    written = json.loads((tmp_path / "evaluation.json").read_text())["provenance"]
+    assert {name: written[name] for name in found} == found
+    assert written["sessions"] == []
+    evaluate(pair, LetterTask(), examples(3), FEW, settings(), output=tmp_path)
+    written = json.loads((tmp_path / "evaluation.json").read_text())["provenance"]
+    assert {name: written[name] for name in found} == found
+    assert written["sessions"] == [{"argv": ["later"]}]
 
 
 def test_two_processes_give_the_table_of_one(pair, few, tmp_path):
@@ -197,7 +214,7 @@ def test_a_broken_line_is_named(pair, tmp_path):
     evaluate(pair, LetterTask(), examples(4), ["target"], settings(), output=tmp_path)
     path = tmp_path / "batches-0.jsonl"
     path.write_text(path.read_text().replace('"batch": 1', '"batch" 1'))
-    with pytest.raises(ValueError, match=r"batches-0.jsonl, line 3"):
+    with pytest.raises(ValueError, match=r"batches-0.jsonl, line 4"):
         report(tmp_path)
     with pytest.raises(ValueError, match="contains no results"):
         report(tmp_path / "elsewhere")

@@ -4,12 +4,14 @@ import dataclasses
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from hf_diversed import StaticEnsembleVerifier
 from hf_diversed.harness.decode import Decoder
 from hf_diversed.harness.methods import Method
 from hf_diversed.harness.pair import Pair, pad_id
-from hf_diversed.harness.prompts import encode, left_padded
+from hf_diversed.harness.prompts import completion_text, encode, left_padded
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.verifiers import LosslessVerifier
 from tests import tiny
@@ -37,6 +39,17 @@ def test_prompts_get_special_tokens_once():
     assert encode(tokenizer, ["user: hi\nassistant: "]) == [[tiny.BOS, *plain]]
     assert encode(tokenizer, ["user: hi\nassistant: "], add_special_tokens=False) == [plain]
     assert encode(tokenizer, []) == []
+
+
+def test_indentation_at_the_start_of_a_completion():
+    """Catches a first space that the decoder of a SentencePiece tokenizer removes."""
+    backend = Tokenizer(models.WordLevel({"▁x": 0, "▁▁▁▁return": 1, "▁1": 2}, unk_token="▁x"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    assert tokenizer.decode([1, 2]) == "   return 1"
+    assert completion_text(tokenizer, [1, 2]) == "    return 1"
+    assert completion_text(runs.tokenizer(), runs.tokenizer()("  ab", add_special_tokens=False).input_ids) == "  ab"
 
 
 def test_rows_end_in_one_column():

@@ -26,9 +26,9 @@ def test_a_task_is_a_reward(form):
 def test_samples_without_a_gold_answer_are_skipped():
     """Catches an error, or a score of 0, for rows of another dataset in a mixture."""
     reward = task_reward(get_task("gsm8k"))
-    assert reward(completions=["#### 1", "#### 2", "#### 3"], answer=["#### 1", None, "#### 4"]) == [1.0, None, 0.0]
+    assert reward(["#### 1", "#### 2", "#### 3"], answer=["#### 1", None, "#### 4"]) == [1.0, None, 0.0]
     nested = task_reward(get_task("wmt"))
-    assert nested(completions=["a", "b"], translation=[{"de": "x"}, {"de": "x", "en": "b"}])[0] is None
+    assert nested(["a", "b"], translation=[{"de": "x"}, {"de": "x", "en": "b"}])[0] is None
 
 
 @pytest.mark.parametrize("columns", [{}, {"answer": ["#### 1"]}, {"answer": "#### 1"}, {"question": ["a", "b"]}])
@@ -42,7 +42,7 @@ def test_a_column_of_another_type_is_refused():
     """Catches tests that are joined character by character, so that every completion fails them."""
     reward = load_reward("task:mbpp", allow_code_execution=True)
     with pytest.raises(ValueError, match=r"sample 1: column 'test_list' must be a list .* got 'assert f' \(str\)"):
-        reward(completions=["x", "y"], test_list=[["assert f"], "assert f"])
+        reward(["x", "y"], test_list=[["assert f"], "assert f"])
 
 
 def test_code_rewards_run_a_batch_at_once(monkeypatch: pytest.MonkeyPatch):
@@ -71,14 +71,14 @@ def test_loads_tasks_functions_and_paths(monkeypatch: pytest.MonkeyPatch, tmp_pa
     """Catches a permission to run code that is lost, and a function other than the named one."""
     (tmp_path / "my_rewards.py").write_text("def short(completions, **columns):\n    return [-1.0]\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert load_reward("my_rewards.short")(completions=["a"]) == [-1.0]
-    assert load_reward("task:math")(completions=["The answer is 3."], answer=["3"]) == [1.0]
+    assert load_reward("my_rewards.short")(["a"]) == [-1.0]
+    assert load_reward("task:math")(["The answer is 3."], answer=["3"]) == [1.0]
     assert load_reward(len) is len
     with pytest.raises(ValueError, match="--allow-code-execution"):
-        load_reward("task:code")(completions=["x"], answer=["assert x"])
+        load_reward("task:code")(["x"], answer=["assert x"])
     monkeypatch.setattr(execution, "run_programs", lambda programs, tests, unsafe: [type("R", (), {"passed": unsafe})])
     flags = {"allow_code_execution": True, "unsafe_code_execution": True}
-    assert load_reward("task:code", **flags)(completions=["x"], answer=["assert x"]) == [1.0]
+    assert load_reward("task:code", **flags)(["x"], answer=["assert x"]) == [1.0]
     sys.modules.pop("my_rewards", None)
 
 
@@ -128,7 +128,7 @@ async def waits(completions, **columns):
 )
 def test_refuses_odd_returns(reward, message: str):
     """Catches rewards that are assigned to the wrong samples because one is missing."""
-    for call in (lambda: call_reward(reward, ["a", "b"]), lambda: RewardSum([reward])(completions=["a", "b"])):
+    for call in (lambda: call_reward(reward, ["a", "b"]), lambda: RewardSum([reward])(["a", "b"])):
         with pytest.raises(ValueError, match=message):
             call()
 
@@ -136,10 +136,10 @@ def test_refuses_odd_returns(reward, message: str):
 def test_missing_rewards_are_skipped_in_the_sum():
     """Catches None counted as 0, and weights in the wrong order."""
     first, second = constant(1.0, None, None, None, 0.0), constant(2.0, 4.0, None, 3.0, None)
-    weighted = RewardSum([first, second], [1.0, 0.5])(completions=["x"] * 5)
+    weighted = RewardSum([first, second], [1.0, 0.5])(["x"] * 5)
     assert weighted["reward"] == [2.0, 2.0, None, 1.5, 0.0]
     assert weighted["rewards/reward_1"] == [2.0, 4.0, None, 3.0, None]
-    assert RewardSum([first, second])(completions=["x"] * 5)["reward"] == [3.0, 4.0, None, 3.0, 0.0]
+    assert RewardSum([first, second])(["x"] * 5)["reward"] == [3.0, 4.0, None, 3.0, 0.0]
 
     class Constant:
         def __call__(self, completions, **columns):
@@ -147,6 +147,25 @@ def test_missing_rewards_are_skipped_in_the_sum():
 
     names = RewardSum([len_reward, Constant(), task_reward(get_task("math"))]).names
     assert names == ["len_reward", "Constant", "math"]
+
+
+def test_columns_with_the_names_of_parameters():
+    """Catches a column of the dataset that is taken for a parameter of the call."""
+    columns = {"function": ["f"], "self": ["s"], "name": ["n"]}
+    assert RewardSum([constant(2.0)])(["x"], **columns)["reward"] == [2.0]
+
+
+def test_code_of_rewards_differs_with_their_source():
+    """Catches two rewards of one name that cannot be told apart, also without a source file."""
+    first, second = (
+        RewardSum([lambda completions, **columns: [1.0]]),
+        RewardSum([lambda completions, **columns: [2.0]]),
+    )
+    assert first.names == second.names
+    assert first.code != second.code
+    typed: dict = {}
+    exec("def one(completions): return [1.0]\ndef two(completions): return list(completions)", typed)
+    assert RewardSum([typed["one"]]).code != RewardSum([typed["two"]]).code
 
 
 def len_reward(completions, **columns):

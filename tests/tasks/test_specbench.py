@@ -28,6 +28,16 @@ def test_a_category_without_a_score():
     assert get_task("specbench").score("5pi", {"category": "math", "turns": ["?", "!"], "reference": ["5pi", ""]}) == 0
 
 
+def test_questions_alone_need_no_reference():
+    """Catches prompts for labels without references that are refused because they have none."""
+    task = get_task("specbench")
+    with pytest.raises(ValueError, match="needs a column 'reference'"):
+        task.check_types({"category": "rag", "turns": ["?"]}, "line 1")
+    task.columns = task.columns[:1]
+    task.check_types({"category": "rag", "turns": ["?"]}, "line 1")
+    task.check_types({"turns": ["?"]}, "line 1")
+
+
 def test_second_turns():
     """Catches records with a single turn, and answers to another question."""
     records = [{"category": "qa", "turns": ["a"]}, {"category": "math", "turns": ["b", "c"]}]

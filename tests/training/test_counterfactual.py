@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_diversed import DiversedHead, DiversedVerifier
+from hf_diversed import DiversedHead, DiversedVerifier, load_demo_pair
 from hf_diversed.cli.training import call
+from hf_diversed.provenance import weights_digest
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.training.counterfactual import FitSettings, fit_head
 from hf_diversed.training.labels import Labels, load_labels
@@ -159,6 +160,7 @@ def test_commands_label_and_train(tmp_path):
     call([*command, "--labels", labels, "--per-token-gained", "true"])
     head = DiversedHead.from_pretrained(folder)
     assert (head.lookahead, head.target_after, head.config.task) == (2, True, "summary")
+    assert head.config.base_model_digest == weights_digest(load_demo_pair().target)
     regression = json.loads((folder / "provenance.json").read_text())["counterfactual"]["regression"]
     assert regression["num_labels"] > 5
     assert "price_per_token" in regression
@@ -166,6 +168,8 @@ def test_commands_label_and_train(tmp_path):
         (["--objective", "counterfactual"], "belong together"),
         (["--labels", labels], "belong together"),
         (["--objective", "other"], "must be rollouts or counterfactual"),
+        ([*command[2:4], "--labels", labels, "--draft", "a", "--chat"], "^--draft, --chat has no effect"),
+        (["--kept-share", "0.7"], "--kept-share has no effect with --objective rollouts"),
     ):
         with pytest.raises(ValueError, match=message):
             call(["--task", "summary", "--output-dir", str(tmp_path / "new"), *wrong])

@@ -1,6 +1,7 @@
 """Rewards that fail and invalid prompts: the run ends with a message and loses no step."""
 
 import pytest
+import torch
 
 from hf_diversed.tasks.rewards import RewardError
 from hf_diversed.training import scoring
@@ -118,6 +119,7 @@ PROMPTS = {
     "none": ({"train_dataset": []}, 'train_dataset must hold rows with a "prompt", got no row'),
     "a later row": ({"train_dataset": [{"prompt": "a"}, {"text": "b"}]}, "must hold rows with a"),
     "no prompt to evaluate on": ({"eval_dataset": [{"text": "a"}]}, "eval_dataset must hold rows"),
+    "a column of rewards": ({"train_dataset": [{"prompt": "a", "completions": "b"}]}, "a column 'completions'"),
     "no data to evaluate on": ({"eval_strategy": "steps"}, 'eval_strategy="steps" needs eval_dataset, got none'),
     "too long": (
         {"train_dataset": runs.rows(["a", "b" * 117, "c" * 118, "d" * 200])},
@@ -134,6 +136,19 @@ def test_prompts_that_cannot_be_trained_on(tmp_path, settings: dict, message: st
     with pytest.raises(ValueError) as error:
         trainer(tmp_path, **settings)
     assert message in str(error.value)
+
+
+def test_rollouts_without_draft_tokens(tmp_path):
+    """Catches a head with inputs scaled by NaN, and a batch in which prompt lookup found nothing that ends the run."""
+    settings = {"models": (runs.pair()[0], None), "head_features": "distribution", "max_completion_length": 2}
+    settings["train_dataset"] = runs.rows(["a", "bc", "jk"])
+    alone = trainer(tmp_path, **settings)
+    with pytest.raises(ValueError, match="the first rollouts have no draft tokens"):
+        alone.train()
+    head = alone.model
+    weights = {name: value.clone() for name, value in head.state_dict().items()}
+    trainer(tmp_path / "given", head=head, **settings).train()
+    assert all(torch.equal(value, weights[name]) for name, value in head.state_dict().items())
 
 
 def test_prompt_beyond_the_draft(tmp_path):

@@ -199,6 +199,7 @@ def test_evaluation_batch_size(tmp_path, monkeypatch):
         seen.append(len(prompts))
         return inner(method, prompts, *rest, **options)
 
+    decode.text = inner.text
     monkeypatch.setattr(trainer.sampler, "decoder", decode)
     trainer.evaluate()
     assert seen == [2, 2, 1]
@@ -261,10 +262,11 @@ def test_given_head_is_trained(done, tmp_path):
     trained, _ = done
     head = copy.deepcopy(trained.model)
     head.config.strictness, head.config.calibration = 0.35, calibration()
-    trainer = runs.trainer(tmp_path, head=head, task="gsm8k")
+    trainer = runs.trainer(tmp_path, head=head, task="gsm8k", temperature=0.7, num_assistant_tokens=2)
     assert trainer.model is head
     assert head.config.task == "gsm8k"
     assert (head.config.strictness, head.config.calibration) == (0.5, None)
+    assert (head.config.training_temperature, head.config.num_assistant_tokens) == (0.7, 2)
 
 
 def test_looked_up_drafts_have_no_hidden_states(tmp_path):
@@ -283,7 +285,7 @@ def test_references_are_measured_once(tmp_path):
     new = {**runs.rows()[0], "answer": "another"}
     assert first.scorer.references.missing([*runs.rows(), new]) == [new]
     other = runs.trainer(tmp_path, runs.zero, acceptance_coef=None, max_steps=2)
-    with pytest.raises(ValueError, match=r"other settings \(rewards: "):
+    with pytest.raises(ValueError, match=r"other settings \(reward_code: .*; rewards: "):
         other.train()
     target, draft = runs.pair()
     target.get_output_embeddings().weight.data.mul_(1.5)  # a model without a name

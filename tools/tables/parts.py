@@ -28,7 +28,7 @@ def tenths(figure: Figure) -> str:
 
 def below(figure: Figure) -> str:
     """Format a difference of 0.5 as "-50.0", in points: how far the first method is below the second."""
-    low, high = (None, None) if figure.low is None else (-figure.high, -figure.low)
+    low, high = (None, None) if figure.low is None or figure.high is None else (-figure.high, -figure.low)
     return tenths(figure._replace(value=-figure.value, low=low, high=high))
 
 
