@@ -27,6 +27,7 @@ LAYER_TYPES = {"full_attention", "sliding_attention"}
 RECURRENT_LAYER_TYPES = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 _ATTENTION_OF_HYBRIDS = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
 _STATELESS_LAYER_TYPES = {"mlp", "moe"}
+_VIEWED = "_viewed_module"  # attribute of the modules of a view
 # Models with such layers whose forward over several tokens continues the cached states, as `make families` shows.
 _CONTINUES_STATES = {
     *("bailing_hybrid", "bamba", "falcon_h1", "granitemoehybrid", "inkling2_text", "inkling_text", "kimi_linear"),
@@ -321,10 +322,21 @@ def layer_stack(model: PreTrainedModel) -> nn.ModuleList | None:
     return stacks[0] if len(stacks) == 1 else None
 
 
+def kept_with(model: PreTrainedModel) -> nn.Module:
+    """Return the module with whose lifetime data about a model is kept across calls: its input embedding.
+
+    A shallow copy of the model, which `generate` may run, shares it. Views have copies; theirs is the viewed one.
+    """
+    embedding = base_model(model).get_input_embeddings()
+    viewed: nn.Module = vars(embedding).get(_VIEWED, embedding)
+    return viewed
+
+
 def _view(module: nn.Module, stack: nn.Module | None = None, count: int | None = None):
     """Copy the module tree with shared parameters and buffers, and only the first `count` layers of `stack`."""
     twin = module.__class__.__new__(module.__class__)  # `copy.copy` fails for modules that do not support pickling
     twin.__dict__ = module.__dict__.copy()
+    twin.__dict__[_VIEWED] = vars(module).get(_VIEWED, module)
     twin._buffers = module._buffers.copy()  # a forward may register buffers, which belong to the view's attributes
     children = list(module._modules.items())[: count if module is stack else None]
     twin._modules = {name: child and _view(child, stack, count) for name, child in children}

@@ -302,6 +302,16 @@ def test_a_failed_compilation_is_a_message(space, tiny, compiler, monkeypatch):
         follow(space, tiny, None, choice(space, method="Plain", engine="Compiled"))
 
 
+def test_the_named_head_replaces_those_of_the_embedded_pair(space, monkeypatch, tmp_path):
+    """Catches visitors who see the results of a packaged head in place of the named one."""
+    random_head().save_pretrained(tmp_path)
+    for name in ("TARGET", "DRAFT"):
+        monkeypatch.delenv(f"HF_DIVERSED_{name}", raising=False)
+    monkeypatch.setenv("HF_DIVERSED_HEAD", str(tmp_path))
+    (model,) = space.models.find_models()
+    assert list(model.pair.heads) == [""]
+
+
 def test_a_model_whose_drafts_are_looked_up(space, monkeypatch, tmp_path):
     """Catches text about the embedded pair or its head, and a model that does not decode."""
     for part in ("target", "tokenizer"):

@@ -51,7 +51,7 @@ class Model:
             _warm_up(pair)
         if self.head is None:
             return pair
-        return replace(pair, heads={**pair.heads, "": DiversedHead.from_pretrained(self.head).to(device).eval()})
+        return replace(pair, heads={"": DiversedHead.from_pretrained(self.head).to(device).eval()})
 
     @property
     def is_embedded(self) -> bool:

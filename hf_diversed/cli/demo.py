@@ -64,6 +64,8 @@ def demo(options: DemoOptions) -> None:
         batch_size=1,
     )
     where = options.device, options.dtype
+    if options.model is None and options.draft != LOOKUP:
+        raise ValueError(f"--draft {options.draft} has no effect without --model; pass the target model as --model.")
     if options.model is None:
         selected = embedded_demo(options.num_examples, sampling, options.seed, options.all, *where)
     else:

@@ -30,8 +30,19 @@ def serve(options: ServeOptions, more: list[str]) -> None:
     vLLM: --port 8000 --max-model-len 4096 --tensor-parallel-size 2."""
     if options.head is None and options.verifier in (None, DIVERSED):
         raise ValueError('pass --head, or --verifier, for example --verifier "static:0.7".')
-    if options.draft is None and not any(word.startswith(("--spec", "-sc")) for word in more):
+    has_config = any(word.startswith(("--spec", "-sc")) for word in more)
+    if options.draft is None and not has_config:
         raise ValueError('pass --draft, or vLLM\'s --speculative-config, for example \'{"method": "mtp", ...}\'.')
+    if has_config and (options.draft is not None or options.num_assistant_tokens is not None):
+        raise ValueError(
+            "--draft and --num-assistant-tokens cannot be combined with --speculative-config, which replaces them; "
+            "set the model and num_speculative_tokens there."
+        )
+    if any(word.startswith(("--additional", "-ac")) for word in more):
+        raise ValueError(
+            "--additional-config would replace the settings of --verifier, --head and --strictness. Run `vllm serve` "
+            "with these settings in it; --dry-run prints the command."
+        )
     command = _command(options, more)
     if options.dry_run:
         print(shlex.join(command))

@@ -51,7 +51,8 @@ class Buffers:
         return [*states, self.positions, self.real]
 
     def shapes(self) -> list[tuple]:
-        return [(tensor.shape, tensor.dtype, tensor.device) for tensor in self.tensors()]
+        """Return what must be equal for one set of buffers to hold the contents of another."""
+        return [(tensor.shape, tensor.dtype, tensor.device, tensor.is_inference()) for tensor in self.tensors()]
 
 
 def pad_rows(values: torch.Tensor, size: int) -> torch.Tensor:

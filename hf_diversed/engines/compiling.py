@@ -17,16 +17,19 @@ from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 from hf_diversed import _compat, model_facts
 from hf_diversed.engines.buffers import pool
 from hf_diversed.outputs import CompileStats
+from hf_diversed.verifiers.base import Verifier
 
 
 logger = _compat.get_logger(__name__)
 MAX_COMPILED = 64  # functions per target model; the least recently used are dropped first
 _COMPILED_BY_UPSTREAM = ("cuda", "xpu", "neuron", "tpu")
 REPLAYING_DEVICES = ("cuda",)
+UNTRACEABLE_RULES = "the verifier or a logits processor cannot be traced by torch.compile"
 _GLOBAL_HOOKS = ("forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks")
 _numbers = itertools.count()
 _compiled: "weakref.WeakKeyDictionary[nn.Module, list[CompiledFunction]]" = weakref.WeakKeyDictionary()
 _untraceable: "weakref.WeakKeyDictionary[nn.Module, str]" = weakref.WeakKeyDictionary()
+_untraceable_rules: "weakref.WeakKeyDictionary[nn.Module, set[tuple[type, ...]]]" = weakref.WeakKeyDictionary()
 _warned: "weakref.WeakKeyDictionary[nn.Module, set[str]]" = weakref.WeakKeyDictionary()
 _lock, _compiling = threading.RLock(), threading.RLock()
 
@@ -147,8 +150,7 @@ class Compiler:
 
     def __init__(self, config: CompileConfig | None, target: PreTrainedModel, check_every_run: bool = False):
         self.config, self._target = config, target
-        # `generate` may run a shallow copy of the model, which shares its modules and lasts for one call.
-        self._kept_with = target.get_input_embeddings()
+        self._kept_with = model_facts.kept_with(target)
         self._config_key = None if config is None else (config.backend, config.mode, repr(config.options))
         self._check_every_run = check_every_run
         self.replays = config is not None and replays(config) and target.device.type in REPLAYING_DEVICES
@@ -203,7 +205,7 @@ class Compiler:
         """Stop compiling in this call and in later ones with this model, which dynamo cannot trace."""
         self.config = None
         self.stopped_by = f"torch.compile cannot trace {describe(model)}: {str(error).splitlines()[0].rstrip('.')}"
-        _untraceable[model.get_input_embeddings()] = self.stopped_by
+        _untraceable[model_facts.kept_with(model)] = self.stopped_by
         warn_once(self._target, f'cache_implementation="static" has no effect: {self.stopped_by}.')
 
     def stats(self) -> CompileStats:
@@ -255,8 +257,22 @@ def code_of(function: Callable, parts: Sequence[object]) -> tuple:
 
 def why_untraceable(*models: PreTrainedModel | None) -> str | None:
     """Return why one of the models could not be compiled in an earlier call; None if there was no such failure."""
-    reasons = (_untraceable.get(model.get_input_embeddings()) for model in models if model is not None)
+    reasons = (_untraceable.get(model_facts.kept_with(model)) for model in models if model is not None)
     return next((reason for reason in reasons if reason is not None), None)
+
+
+def are_untraceable(target: PreTrainedModel, verifier: Verifier, processors: Sequence[object]) -> bool:
+    """Return whether tracing failed in an earlier call with these classes of verifiers, heads and processors."""
+    return _classes(verifier, processors) in _untraceable_rules.get(model_facts.kept_with(target), ())
+
+
+def stop_tracing(target: PreTrainedModel, verifier: Verifier, processors: Sequence[object]) -> None:
+    """Record that these classes cannot be traced, so that later calls do not try."""
+    _untraceable_rules.setdefault(model_facts.kept_with(target), set()).add(_classes(verifier, processors))
+
+
+def _classes(verifier: Verifier, processors: Sequence[object]) -> tuple[type, ...]:
+    return tuple(map(type, (*verifier.components(), *processors)))
 
 
 def describe(model: PreTrainedModel) -> str:
@@ -267,7 +283,7 @@ def describe(model: PreTrainedModel) -> str:
 
 def warn_once(model: PreTrainedModel, message: str) -> None:
     """Log a warning about a model, once per model and message."""
-    logged = _warned.setdefault(model.get_input_embeddings(), set())
+    logged = _warned.setdefault(model_facts.kept_with(model), set())
     if message not in logged:
         logged.add(message)
         logger.warning(message)
@@ -284,6 +300,7 @@ def clear_compiled() -> None:
     with _lock:
         _compiled.clear()
         _untraceable.clear()
+        _untraceable_rules.clear()
     pool.clear()
 
 
@@ -291,7 +308,7 @@ def _options(config: CompileConfig) -> dict[str, Any]:
     """Return the backend's options, or those of the mode: `torch.compile` accepts either a mode or options."""
     if config.options is not None or config.backend != "inductor":
         return dict(config.options or {})
-    return dict(torch._inductor.list_mode_options(config.mode))
+    return dict(torch._inductor.list_mode_options(config.mode or "default"))
 
 
 def replays(config: CompileConfig) -> bool:

@@ -11,7 +11,15 @@ from hf_diversed import model_facts
 from hf_diversed.blocks import Round
 from hf_diversed.engines import static_round
 from hf_diversed.engines.buffers import SMALLEST_GAMMA, gamma_for, pad_rows, size_for
-from hf_diversed.engines.compiling import Compiler, Shape, cannot_be_traced, warn_once
+from hf_diversed.engines.compiling import (
+    UNTRACEABLE_RULES,
+    Compiler,
+    Shape,
+    are_untraceable,
+    cannot_be_traced,
+    stop_tracing,
+    warn_once,
+)
 from hf_diversed.engines.static_model import StaticModel
 from hf_diversed.engines.static_round import CallSettings, RoundInputs
 from hf_diversed.generation.decoding import EagerEngine
@@ -57,6 +65,8 @@ class StaticEngine(EagerEngine):
                 return f"the {role} {reason}"
             if model is not None and model_facts.recurrent_states(model):
                 return f"the {role} has recurrent states"
+            if model is not None and (reason := model_facts.needs_equal_rows(model)) is not None:
+                return f"the {role} {reason}"
         return None
 
     @staticmethod
@@ -68,7 +78,9 @@ class StaticEngine(EagerEngine):
             return "the models are on different devices"
         if processor.reads_prefix:
             return "a logits processor reads the text so far"
-        return f"{type(verifier).__name__} reads the text so far" if verifier.needs_input_ids else None
+        if verifier.needs_input_ids:
+            return f"{type(verifier).__name__} reads the text so far"
+        return UNTRACEABLE_RULES if are_untraceable(models[0], verifier, processor.processors) else None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -187,10 +199,11 @@ class StaticEngine(EagerEngine):
 
     def _continue_by_forwards(self, error: Exception, gamma: int, verifier_state: VerifierState) -> Round:
         """Run this round and all later ones by compiled forwards. Tracing failed before anything was written."""
-        self.forwards_only = "the verifier or a logits processor cannot be traced by torch.compile"
+        self.forwards_only = UNTRACEABLE_RULES
         self._settings = None
         round = self._round_by_forwards(gamma, verifier_state)
         if self.compiler.config is not None:  # otherwise one of the models cannot be traced
+            stop_tracing(self.target.model, self.verifier, self.processor.processors)
             name = type(self.verifier).__name__
             warn_once(self.target.model, f"{name} or a processor cannot be compiled and runs uncompiled: {error}")
         return round
@@ -214,7 +227,8 @@ class StaticEngine(EagerEngine):
         )
 
     def _draw_noise(self, gamma: int, vocab_size: int) -> tuple[list[torch.Tensor], RoundNoise]:
-        """Draw the same random numbers as the eager engine, padded to `gamma` draft tokens."""
+        """Draw the random numbers of the eager engine, padded to `gamma` draft tokens. (On a CPU, that engine draws
+        fewer once all rows have drafted an EOS.)"""
         rows = self.rows
         if self.random_source is None:
             return [], RoundNoise()
@@ -260,7 +274,7 @@ def _label(settings: CallSettings) -> str:
     """Return a label for `Compiler.has`: draft model, verifier without its per-row settings, and processors."""
     verifier = settings.verifier
     fixed = {name: value for name, value in verifier.settings().items() if name not in verifier.row_settings}
-    draft = id(settings.draft.get_input_embeddings())
+    draft = id(model_facts.kept_with(settings.draft)), model_facts.num_layers(settings.draft)
     return repr((draft, type(verifier), fixed, [type(each) for each in settings.processors]))
 
 

@@ -101,8 +101,8 @@ class StaticModel(RaggedModel):
     def __init__(self, model: PreTrainedModel, *args, compiler: Compiler, **kwargs):
         super().__init__(model, *args, **kwargs)
         self._compiler, self.widths = compiler, {1, 2}  # the widths of draft steps
-        self._owner = model_facts.base_model(model)
-        self._label = str(id(model.get_input_embeddings()))
+        self._owner = model_facts.kept_with(model)
+        self._label = repr((id(self._owner), model_facts.num_layers(model)))
         # Columns beyond the last position are masked, so their positions do not matter.
         missing = capacity_for(self._positions.shape[1]) - self._positions.shape[1]
         self._positions = torch.cat([self._positions, self._positions[:, -1:].expand(-1, missing)], dim=1)

@@ -69,7 +69,8 @@ class Method:
 
     def generate_kwargs(self, draft: PreTrainedModel | None, num_assistant_tokens: int | None) -> dict[str, Any]:
         """Return the arguments of the target's `generate`; without a draft model, those of prompt lookup."""
-        gamma = num_assistant_tokens or DEFAULT_NUM_ASSISTANT_TOKENS
+        of_verifier = None if self.verifier is None else self.verifier.num_assistant_tokens
+        gamma = num_assistant_tokens or of_verifier or DEFAULT_NUM_ASSISTANT_TOKENS
         if self.upstream:
             weight = {} if self.ensemble_weight is None else {"assistant_ensemble_weight": self.ensemble_weight}
             if draft is None:

@@ -1,6 +1,7 @@
 """The files of a head's repository, from the head and its records. Uses no network."""
 
 import json
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,11 @@ from typing import Any
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.head.pulling import CONFIG, WEIGHTS
 from hf_diversed.hub.card import render_card
-from hf_diversed.hub.custom_generate import script_files
+from hf_diversed.hub.custom_generate import REQUIREMENTS, SCRIPT, script_files
 from hf_diversed.hub.metadata import RESULTS_FOLDER, by_strictness, public_name, result_files
 from hf_diversed.hub.records import EVALUATION, TRAINING, HeadRecords
 from hf_diversed.provenance import module_digest, publishable
+from hf_diversed.tasks import TASKS
 
 
 CARD = "README.md"
@@ -58,8 +60,11 @@ def publication(
 
 
 def is_outdated(path: str, files: dict[str, bytes]) -> bool:
-    """Return whether a file of an earlier push is to be removed: records and results that do not apply any more."""
-    ours = path in (EVALUATION, TRAINING) or path.startswith((f"{RESULTS_FOLDER}/", "custom_generate/"))
+    """Return whether a file of an earlier push is to be removed: records and results that do not apply any more.
+    Other files in their folders are kept."""
+    tasks = "|".join(map(re.escape, TASKS))
+    results = re.compile(rf"{re.escape(RESULTS_FOLDER)}/({tasks})(-strictness-[\d.e-]+)?\.yaml")
+    ours = path in (EVALUATION, TRAINING, SCRIPT, REQUIREMENTS) or results.fullmatch(path) is not None
     return ours and path not in files
 
 

@@ -12,7 +12,6 @@ from hf_diversed.features import (
     lookahead_features,
     vocabulary_features,
 )
-from hf_diversed.method_names import AS_TRAINED
 from hf_diversed.provenance import cached_weights_digest
 from hf_diversed.verifiers.learned import AcceptanceModel, MixtureScore, TokenScore
 from hf_diversed.verifiers.mixture import MixtureVerifier, Values, Weights, check_row_values, per_row, per_row_values
@@ -173,9 +172,7 @@ class DiversedVerifier(MixtureVerifier):
 
     def row_values(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
         values = super().row_values(batch_size, device)
-        if any(value != AS_TRAINED for value in self.strictness):
-            values["strictness"] = per_row(self.strictness, batch_size, device)
-        return values
+        return values | {"strictness": per_row(self.strictness, batch_size, device)}
 
     def weights(self, draft: DraftOutput, target: TargetOutput, row_values: dict[str, torch.Tensor]) -> Weights:
         inputs, tv = self.observe(draft, target)

@@ -12,12 +12,12 @@ import transformers as tf
 from transformers import CompileConfig
 
 import hf_diversed
-from hf_diversed import StaticEnsembleVerifier
+from hf_diversed import DiversedVerifier, StaticEnsembleVerifier, model_facts
 from hf_diversed.engines import compiling, static
 from hf_diversed.engines.buffers import pool
 from tests.engines.modes import TRACED, assert_same, decode, keep_functions_untraced, run_new_code_untraced
 from tests.evaluation.fakes import character_tokenizer
-from tests.tiny import ragged_batch, tiny_draft, tiny_model
+from tests.tiny import ragged_batch, tiny_draft, tiny_head, tiny_model
 
 
 def test_autocast_strides_and_threads_compile_anew(pair, monkeypatch):
@@ -164,6 +164,23 @@ def test_stop_strings_of_the_generation_config_compile_once(pair):
     assert [call.stats.compile.num_compiled for call in calls] == [1, 0]
 
 
+def test_views_are_known_by_the_model_that_they_show(pair, monkeypatch):
+    """Catches functions with hidden states or early exit that later calls do not recognise as compiled."""
+    model = pair[0]
+    for view in (model_facts.recording_view(model), model_facts.first_layers(model, 1), copy.copy(model)):
+        assert model_facts.kept_with(view) is model.get_input_embeddings()
+        assert model_facts.kept_with(model_facts.recording_view(view)) is model.get_input_embeddings()
+    keep_functions_untraced(monkeypatch)
+    for _ in range(2):
+        decode(pair, TRACED, DiversedVerifier(tiny_head(features="both")))
+    assert {len(function.labels) for function in compiling._compiled[model.get_input_embeddings()]} == {1}
+
+
+def test_modes_of_inductor():
+    """Catches a mode of None, which transformers accepts, passed as the table of all modes."""
+    assert compiling._options(CompileConfig(mode=None)) == compiling._options(CompileConfig(mode="default"))
+
+
 @pytest.fixture
 def replaying(monkeypatch):
     """Treat the CPU as if functions were CUDA graphs: buffers come from the pool, results are copied."""
@@ -182,6 +199,13 @@ def test_replayed_graphs_use_the_same_buffers(pair, replaying, monkeypatch):
     first, second = ([each.keys[0].data_ptr() for each in borrowed[start : start + 2]] for start in (0, 2))
     assert first == second
     assert first[0] != first[1]
+
+
+def test_buffers_of_inference_mode_are_not_lent_outside(pair, replaying):
+    """Catches inference tensors that a call outside of inference mode cannot write to."""
+    with torch.inference_mode():
+        decode(pair, TRACED)
+    assert_same(pair, TRACED)
 
 
 def test_results_of_a_replay_are_copied(pair, replaying, monkeypatch):

@@ -19,6 +19,7 @@ from tests.engines.modes import (
     assert_same,
     decode,
     keep_functions_untraced,
+    run_new_code_untraced,
     shallow,
 )
 from tests.tiny import ARCHITECTURES, EOS, Listener, ragged_batch, tiny_block_head, tiny_draft, tiny_head, tiny_model
@@ -169,7 +170,7 @@ def test_options_of_a_call(pair, mode, name):
 def test_all_strictness_values_share_a_function(pair):
     """Catches one compiled function per value of a setting."""
     counts = []
-    for strictness in (0.3, 0.4, [0.1, 0.2, 0.8, 0.9]):
+    for strictness in (0.5, 0.3, [0.1, 0.2, 0.8, 0.9]):
         verifier = DiversedVerifier(tiny_head(), strictness=strictness)
         out = assert_same(pair, TRACED, verifier=verifier, num_assistant_tokens=1)
         counts.append(out.stats.compile.num_compiled)
@@ -218,11 +219,15 @@ class Peeking(MixtureVerifier):
         return Weights(torch.ones(draft.tokens.shape) if target.top.max() > 0 else torch.zeros(draft.tokens.shape))
 
 
-def test_a_verifier_that_cannot_be_traced_is_reported(pair, caplog):
-    """Catches a call that ends in the compiler's error, and a silent fallback."""
+def test_a_verifier_that_cannot_be_traced_is_reported(pair, caplog, monkeypatch):
+    """Catches a call that ends in the compiler's error, a silent fallback, and an attempt in every call."""
     out = assert_same(pair, TRACED, verifier=Peeking())
     assert out.stats.engine == "compiled (forwards)"
     assert "Peeking or a processor cannot be compiled" in caplog.text
+    keys = run_new_code_untraced(monkeypatch)
+    again = assert_same(pair, TRACED, verifier=Peeking()).stats
+    assert (again.engine, again.engine_reason, keys) == ("compiled (forwards)", out.stats.engine_reason, [])
+    assert assert_same(pair, TRACED).stats.engine == "compiled"
 
 
 def test_early_exit_and_rows_of_two_temperatures():

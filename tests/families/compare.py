@@ -1,4 +1,5 @@
-"""Compare lossless greedy decoding of a small model with plain `generate`: alone, in a batch, and left-padded."""
+"""Compare lossless greedy decoding of a small model with plain `generate`: alone, also with static shapes, in a batch,
+and left-padded."""
 
 import traceback
 from contextlib import contextmanager
@@ -100,7 +101,9 @@ def _compare(target: PreTrainedModel, draft: PreTrainedModel) -> Family:
     mask = ragged_batch(ROWS, PROMPT)["attention_mask"]
     even = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     stats: list[SpeculativeStats] = []
-    alone = [_decode_and_compare(target, draft, _row(even, row), stats) for row in range(2)]
+    static = {"cache_implementation": "static", "disable_compile": True}
+    alone = [_decode_and_compare(target, draft, _row(even, 0), stats, **static)]
+    alone += [_decode_and_compare(target, draft, _row(even, row), stats) for row in range(2)]
     batch = _decode_and_compare(target, draft, even, stats)
     padded = _decode_and_compare(
         target, draft, {"input_ids": ids.where(mask == 1, PAD), "attention_mask": mask}, stats
@@ -126,8 +129,9 @@ def _plain(target: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> torch.Te
     return ids[:, inputs["input_ids"].shape[1] :]
 
 
-def _decode_and_compare(target, draft, inputs, stats: list[SpeculativeStats]) -> Outcome:
-    """Decode `inputs` with and without the draft and compare, including errors. Appends our statistics to `stats`."""
+def _decode_and_compare(target, draft, inputs, stats: list[SpeculativeStats], **options) -> Outcome:
+    """Decode `inputs` with and without the draft and compare, including errors. Appends our statistics to `stats`.
+    `options` are arguments of the call with the draft."""
     with _counted() as forwards:
         try:
             out = target.generate(
@@ -138,6 +142,7 @@ def _decode_and_compare(target, draft, inputs, stats: list[SpeculativeStats]) ->
                 max_new_tokens=NEW,
                 do_sample=False,
                 return_dict_in_generate=True,
+                **options,
             )
         except Exception as error:
             failure, name = error, type(target).__name__

@@ -6,6 +6,7 @@ import torch
 from hf_diversed import DiversedHead, DiversedHeadConfig
 from hf_diversed.evaluation import build_methods
 from hf_diversed.harness.decode import Decoder
+from hf_diversed.harness.methods import Method
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.method_names import MethodName
 from hf_diversed.verifiers import (
@@ -60,6 +61,15 @@ def test_names(head):
     assert [method.static_weight for method in methods] == [None, 1.0, 0.7, None, None, None, None, 0.2]
     assert [method.verifier.strictness for method in methods[4:7]] == [[0.5], [0.25], [0.0]]
     assert build_methods(methods) == methods
+
+
+def test_prompt_lookup_copies_as_many_tokens_as_the_head_was_trained_with():
+    """Catches a default that replaces the head's number of draft tokens."""
+    head = DiversedHead(DiversedHeadConfig(features="distribution", num_assistant_tokens=7))
+    method = Method("diversed", DiversedVerifier(head))
+    assert method.generate_kwargs(None, None)["prompt_lookup_num_tokens"] == 7
+    assert method.generate_kwargs(None, 3)["prompt_lookup_num_tokens"] == 3
+    assert Method("lossless", LosslessVerifier()).generate_kwargs(None, None)["prompt_lookup_num_tokens"] == 5
 
 
 def test_truncated_target(head):

@@ -96,9 +96,10 @@ def test_outdated_results_go(hub):
     """Catches figures of the previous head that stay with a new one; other files must stay."""
     make_head().push_to_hub(REPO, **records())
     files = hub.repositories[REPO].at("main").files
-    files["figure.png"] = b"other"
+    others = {"figure.png", ".eval_results/another-benchmark.yaml", "custom_generate/helper.py"}
+    files |= dict.fromkeys(others, b"other")
     make_head(seed=1).push_to_hub(REPO)
-    assert set(ours(hub)) == HEAD_FILES | {"figure.png"}
+    assert set(ours(hub)) == HEAD_FILES | others
     assert "No evaluation of this head is recorded." in hub.files(REPO)["README.md"].decode()
     assert len(hub.repositories[REPO].commits) == 3
 
