@@ -9,6 +9,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from tokenize import TokenError
 from typing import Any
 
 from hf_diversed.tasks import get_task
@@ -214,7 +215,7 @@ def _name(function: RewardFunc) -> str:
 def _code(function: RewardFunc) -> str:
     try:
         return inspect.getsource(function if inspect.isroutine(function) else type(function))
-    except (OSError, TypeError):
+    except (OSError, TypeError, SyntaxError, TokenError):  # no source, or a file of another kind
         code = getattr(function, "__code__", None)
         return "" if code is None else f"{code.co_code.hex()} {code.co_names}"
 

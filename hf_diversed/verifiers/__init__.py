@@ -68,7 +68,7 @@ def build_verifier(spec: str) -> Verifier:
         )
     if parsed.compiled:
         raise ValueError(
-            f"verifier {spec!r} must not start with 'compiled:', which is for methods of `hf-diversed evaluate`; pass "
+            f"verifier {spec!r} must not start with 'compiled:', which only `benchmarks.rounds` accepts; pass "
             'cache_implementation="static" to generate instead.'
         )
     if name not in VERIFIERS:
