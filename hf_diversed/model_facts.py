@@ -323,9 +323,9 @@ def layer_stack(model: PreTrainedModel) -> nn.ModuleList | None:
 
 
 def kept_with(model: PreTrainedModel) -> nn.Module:
-    """Return the module with whose lifetime data about a model is kept across calls: its input embedding.
+    """Return the key of weak dictionaries for data that outlives a call: the model's input embedding.
 
-    A shallow copy of the model, which `generate` may run, shares it. Views have copies; theirs is the viewed one.
+    Shallow copies of a model, which `generate` may run, share it. For a view it is that of the original model.
     """
     embedding = base_model(model).get_input_embeddings()
     viewed: nn.Module = vars(embedding).get(_VIEWED, embedding)

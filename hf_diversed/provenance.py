@@ -255,8 +255,8 @@ def _device_name(device: torch.device) -> str:
 
 
 def _git_commit() -> str | None:
-    """Return the commit of this package's checkout, with "-dirty" if files differ; None outside a checkout, also
-    where the package is installed below a folder with another repository."""
+    """Return the commit of this package's checkout, with "-dirty" if files differ; None if git does not track this
+    file, as in an installed package."""
     here = Path(__file__)
 
     def git(*arguments: str) -> str:

@@ -58,7 +58,7 @@ def dtypes(study: str) -> str:
     return found[0][0] if len(found) == 1 else " and ".join(f"{dtype} ({n} prompts)" for dtype, n in found)
 
 
-def file(study: str) -> str:
+def data_path(study: str) -> str:
     """Return the path of a study, which stores the command that measured it."""
     return str(_path(study).relative_to(RESULTS.parent))
 

@@ -40,8 +40,8 @@ def serve(options: ServeOptions, more: list[str]) -> None:
         )
     if any(word.startswith(("--additional", "-ac")) for word in more):
         raise ValueError(
-            "--additional-config would replace the settings of --verifier, --head and --strictness. Run `vllm serve` "
-            "with these settings in it; --dry-run prints the command."
+            "--additional-config cannot be combined with --verifier and --head, whose settings it would replace. Run "
+            "the command without it and with --dry-run, and add yours to the JSON that it prints."
         )
     command = _command(options, more)
     if options.dry_run:

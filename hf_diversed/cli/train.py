@@ -32,9 +32,9 @@ from hf_diversed.training.loading import load_tokenizer
 
 
 # Options that only one of the two objectives reads.
-_OF_LABELS = {"kept_share", "per_token_gained"}
-_OF_ROLLOUTS = {"head", "target", "draft", "dtype", "chat", "shots", "data_file", "eval_data_file", "reward_funcs"}
-_OF_ROLLOUTS |= {"eval_split", "num_examples", "num_eval_examples", "resume"}
+_LABEL_OPTIONS = {"kept_share", "per_token_gained"}
+_ROLLOUT_OPTIONS = {"head", "target", "draft", "dtype", "chat", "shots", "data_file", "eval_data_file", "reward_funcs"}
+_ROLLOUT_OPTIONS |= {"eval_split", "num_examples", "num_eval_examples", "resume"}
 _AGAIN = "Run the same command with --resume to continue from the newest complete checkpoint."
 
 
@@ -68,11 +68,11 @@ def labels_of(options: TrainOptions) -> Path | None:
         raise ValueError(
             "--objective counterfactual and --labels FILE belong together; make the file with `hf-diversed label`."
         )
-    unused = _OF_ROLLOUTS if options.labels is not None else _OF_LABELS
+    unused = _ROLLOUT_OPTIONS if options.labels is not None else _LABEL_OPTIONS
     changed = [item.name for item in fields(options) if getattr(options, item.name) != item.default]
     given = [flag(name) for name in changed if name in unused]
     if given:
-        raise ValueError(f"{', '.join(given)} has no effect with --objective {options.objective}; leave it out.")
+        raise ValueError(f"not used with --objective {options.objective}: {', '.join(given)}. Leave them out.")
     return options.labels
 
 

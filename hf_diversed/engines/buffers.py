@@ -51,7 +51,7 @@ class Buffers:
         return [*states, self.positions, self.real]
 
     def shapes(self) -> list[tuple]:
-        """Return what must be equal for one set of buffers to hold the contents of another."""
+        """Return a key; buffers with equal keys are interchangeable."""
         return [(tensor.shape, tensor.dtype, tensor.device, tensor.is_inference()) for tensor in self.tensors()]
 
 

@@ -17,7 +17,6 @@ from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 from hf_diversed import _compat, model_facts
 from hf_diversed.engines.buffers import pool
 from hf_diversed.outputs import CompileStats
-from hf_diversed.verifiers.base import Verifier
 
 
 logger = _compat.get_logger(__name__)
@@ -29,7 +28,7 @@ _GLOBAL_HOOKS = ("forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "ba
 _numbers = itertools.count()
 _compiled: "weakref.WeakKeyDictionary[nn.Module, list[CompiledFunction]]" = weakref.WeakKeyDictionary()
 _untraceable: "weakref.WeakKeyDictionary[nn.Module, str]" = weakref.WeakKeyDictionary()
-_untraceable_rules: "weakref.WeakKeyDictionary[nn.Module, set[tuple[type, ...]]]" = weakref.WeakKeyDictionary()
+_untraceable_rounds: "weakref.WeakKeyDictionary[nn.Module, set[str]]" = weakref.WeakKeyDictionary()
 _warned: "weakref.WeakKeyDictionary[nn.Module, set[str]]" = weakref.WeakKeyDictionary()
 _lock, _compiling = threading.RLock(), threading.RLock()
 
@@ -261,18 +260,14 @@ def why_untraceable(*models: PreTrainedModel | None) -> str | None:
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def are_untraceable(target: PreTrainedModel, verifier: Verifier, processors: Sequence[object]) -> bool:
-    """Return whether tracing failed in an earlier call with these classes of verifiers, heads and processors."""
-    return _classes(verifier, processors) in _untraceable_rules.get(model_facts.kept_with(target), ())
+def is_untraceable(target: PreTrainedModel, label: str) -> bool:
+    """Return whether tracing of a round failed in an earlier call with this label."""
+    return label in _untraceable_rounds.get(model_facts.kept_with(target), ())
 
 
-def stop_tracing(target: PreTrainedModel, verifier: Verifier, processors: Sequence[object]) -> None:
-    """Record that these classes cannot be traced, so that later calls do not try."""
-    _untraceable_rules.setdefault(model_facts.kept_with(target), set()).add(_classes(verifier, processors))
-
-
-def _classes(verifier: Verifier, processors: Sequence[object]) -> tuple[type, ...]:
-    return tuple(map(type, (*verifier.components(), *processors)))
+def record_untraceable(target: PreTrainedModel, label: str) -> None:
+    """Prevent later calls with this label from tracing a round."""
+    _untraceable_rounds.setdefault(model_facts.kept_with(target), set()).add(label)
 
 
 def describe(model: PreTrainedModel) -> str:
@@ -300,7 +295,7 @@ def clear_compiled() -> None:
     with _lock:
         _compiled.clear()
         _untraceable.clear()
-        _untraceable_rules.clear()
+        _untraceable_rounds.clear()
     pool.clear()
 
 

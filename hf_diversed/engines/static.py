@@ -15,9 +15,9 @@ from hf_diversed.engines.compiling import (
     UNTRACEABLE_RULES,
     Compiler,
     Shape,
-    are_untraceable,
     cannot_be_traced,
-    stop_tracing,
+    is_untraceable,
+    record_untraceable,
     warn_once,
 )
 from hf_diversed.engines.static_model import StaticModel
@@ -78,14 +78,14 @@ class StaticEngine(EagerEngine):
             return "the models are on different devices"
         if processor.reads_prefix:
             return "a logits processor reads the text so far"
-        if verifier.needs_input_ids:
-            return f"{type(verifier).__name__} reads the text so far"
-        return UNTRACEABLE_RULES if are_untraceable(models[0], verifier, processor.processors) else None
+        return f"{type(verifier).__name__} reads the text so far" if verifier.needs_input_ids else None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._settings = None if self.forwards_only else self._collect_settings()
         self._label = "" if self._settings is None else _label(self._settings)
+        if is_untraceable(self.target.model, self._label):
+            self._settings, self.forwards_only = None, UNTRACEABLE_RULES
         self._latest: tuple[Callable, Shape] | None = None  # the last function run, and its shape
 
     def _collect_settings(self) -> CallSettings:
@@ -203,7 +203,7 @@ class StaticEngine(EagerEngine):
         self._settings = None
         round = self._round_by_forwards(gamma, verifier_state)
         if self.compiler.config is not None:  # otherwise one of the models cannot be traced
-            stop_tracing(self.target.model, self.verifier, self.processor.processors)
+            record_untraceable(self.target.model, self._label)
             name = type(self.verifier).__name__
             warn_once(self.target.model, f"{name} or a processor cannot be compiled and runs uncompiled: {error}")
         return round
@@ -227,8 +227,8 @@ class StaticEngine(EagerEngine):
         )
 
     def _draw_noise(self, gamma: int, vocab_size: int) -> tuple[list[torch.Tensor], RoundNoise]:
-        """Draw the random numbers of the eager engine, padded to `gamma` draft tokens. (On a CPU, that engine draws
-        fewer once all rows have drafted an EOS.)"""
+        """Draw the random numbers of the eager engine, padded to `gamma` draft tokens."""
+        # On a CPU, the eager engine draws fewer once all rows have drafted an EOS.
         rows = self.rows
         if self.random_source is None:
             return [], RoundNoise()

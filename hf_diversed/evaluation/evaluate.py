@@ -43,8 +43,8 @@ def evaluate(
         output: a folder that stores every finished call. An interrupted evaluation continues where it stopped and
             returns the same records; methods can be added later; several processes (`settings.rank` of
             `settings.world_size`) share it. When all calls are finished, `evaluation.json` is written there:
-            {"records": [...], "provenance": {...}}. The provenance is that of the first session; `sessions` has those
-            that continued it.
+            {"records": [...], "provenance": {...}}. The provenance is that of the first session that measured calls;
+            `sessions` has those of the others, which continued it or ran beside it.
 
     Returns:
         One record per method, see `summarize`, including the methods already in the folder. The list is empty while
@@ -91,7 +91,9 @@ def report(output: Path | str, labels: Sequence[str] | None = None) -> list[dict
     results = read_results(output)
     records = summarize(results, labels)
     seed = results.header["settings"]["seed"]
-    sessions = results.sessions or [provenance(seed, results.header["device"])]
+    sessions = results.sessions
+    if not results.all_recorded:
+        sessions = [provenance(seed, results.header["device"]), *sessions]
     source = sessions[0] | {"evaluation": results.header, "methods": definitions(results), "sessions": sessions[1:]}
     write_json(Path(output) / REPORT, {"records": records, "provenance": source})
     return records

@@ -23,12 +23,14 @@ class Results:
         header: settings, task, models and prompts of all entries.
         entries: by (method, batch, sample), one finished call: `definition`, `static_weight`, `seconds`,
             `peak_memory_bytes` and `_kind`, and `rows`, lists with one value per completion.
-        sessions: provenance of each session that measured calls; none in folders of earlier versions.
+        sessions: provenance of each session of each process that measured calls, in order of time.
+        all_recorded: whether all calls are those of `sessions`. Earlier versions recorded no sessions.
     """
 
     header: dict
     entries: dict[tuple[str, int, int], dict] = field(default_factory=dict)
     sessions: list[dict] = field(default_factory=list)
+    all_recorded: bool = True
 
     def add(self, entry: dict) -> None:
         """Add a finished call; of two with the same key, the first is kept."""
@@ -72,6 +74,7 @@ def read_results(folder: Path | str, header: dict | None = None) -> Results:
             continue
         results = results or Results(lines[0])
         _check_header(path, lines[0], results.header)
+        results.all_recorded &= "provenance" in lines[min(1, len(lines) - 1)]
         for number, entry in enumerate(lines[1:], start=2):
             if "provenance" in entry:
                 results.sessions.append(entry["provenance"])
@@ -81,6 +84,7 @@ def read_results(folder: Path | str, header: dict | None = None) -> Results:
             results.add(entry)
     if results is None:
         raise ValueError(f"{folder} contains no results ({_FILES}); run an evaluation with this output folder first.")
+    results.sessions.sort(key=lambda session: session["time"])
     return results
 
 

@@ -37,12 +37,13 @@ def encode(
 def completion_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     """Return the text of the ids of a completion, without special tokens.
 
-    Some tokenizers (SentencePiece) remove the first space of a text, which may be indentation of code. Therefore
-    another token precedes the ids, and its text is removed.
+    Some tokenizers (SentencePiece) remove the first space of a text. At the start of a word it has no meaning, but it
+    may be indentation of code. Therefore two or more spaces are kept, as decoded behind another token.
     """
     before = tokenizer.encode("x", add_special_tokens=False)
     start = str(tokenizer.decode(before, skip_special_tokens=True))
-    return str(tokenizer.decode([*before, *ids], skip_special_tokens=True)).removeprefix(start)
+    text = str(tokenizer.decode([*before, *ids], skip_special_tokens=True)).removeprefix(start)
+    return text if text.startswith("  ") else str(tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def check_context(

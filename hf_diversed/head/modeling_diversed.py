@@ -248,6 +248,21 @@ class DiversedHead(PreTrainedModel):
         self.input_mean.copy_(values.mean(dim=0))
         self.input_std.copy_(values.std(dim=0, correction=0).clamp_min(_LEAST_STD))
 
+    def empty_inputs(self) -> dict[str, torch.Tensor]:
+        """Return arguments of `forward` for no positions, with shapes `[0, ...]`."""
+        config, shapes = self.config, dict[str, tuple[int, ...]]()
+        if self.needs_hidden_states is True:
+            shapes |= {"target_hidden": (config.target_hidden_size,), "draft_hidden": (config.draft_hidden_size,)}
+        if self.needs_distributions:
+            shapes["features"] = (NUM_DISTRIBUTION_FEATURES,)
+        if self.needs_token:
+            shapes["token"] = (NUM_TOKEN_FEATURES,)
+        if self.lookahead:
+            shapes["lookahead"] = (self.lookahead, NUM_LOOKAHEAD_FEATURES)
+        if self.target_after:
+            shapes["target_after"] = (config.target_hidden_size,)
+        return {name: self.out.weight.new_zeros(0, *shape) for name, shape in shapes.items()}
+
     def concatenate(self, token: torch.Tensor | None = None, **inputs: torch.Tensor | None) -> torch.Tensor:
         """Return the inputs of `forward` as one vector per position, float32 `[..., width]`, not standardised."""
         values = self._values(**inputs)

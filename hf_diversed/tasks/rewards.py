@@ -9,7 +9,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from tokenize import TokenError
+from types import CodeType
 from typing import Any
 
 from hf_diversed.tasks import get_task
@@ -110,7 +110,8 @@ class RewardSum:
     None, so is the sum.
 
     Attributes:
-        names: name of each reward. code: its source, or its bytecode if it has no source file.
+        names: name of each reward.
+        code: bytecode of each reward, see `_code`.
 
     Args:
         functions: at least one function or name, see `load_reward`; equal names get a number.
@@ -213,11 +214,17 @@ def _name(function: RewardFunc) -> str:
 
 
 def _code(function: RewardFunc) -> str:
-    try:
-        return inspect.getsource(function if inspect.isroutine(function) else type(function))
-    except (OSError, TypeError, SyntaxError, TokenError):  # no source, or a file of another kind
-        code = getattr(function, "__code__", None)
-        return "" if code is None else f"{code.co_code.hex()} {code.co_names}"
+    """Return the bytecode of a reward with the names and constants in it; "" for functions in C. Comments, closures
+    and the arguments of `partial` do not change it."""
+    function = function.func if isinstance(function, partial) else function
+    called = function if inspect.isroutine(function) else type(function).__call__
+    return _bytecode(called.__code__) if hasattr(called, "__code__") else ""
+
+
+def _bytecode(code: CodeType) -> str:
+    plain = [constant for constant in code.co_consts if isinstance(constant, (bool, int, float, str, bytes))]
+    inner = [_bytecode(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return f"{code.co_code.hex()} {code.co_names} {plain} {inner}"
 
 
 _EXCERPT = 200

@@ -27,7 +27,7 @@ class Rollouts:
     Attributes:
         completion_ids: token ids, including EOS.
         finished: whether each completion reached EOS or a stop string.
-        inputs: the head's inputs at each decision by name, `[M, ...]`; empty if there are no decisions.
+        inputs: the head's inputs at each decision by name, `[M, ...]`.
     """
 
     completions: list[str]
@@ -86,7 +86,10 @@ class Sampler:
             assert drawn.records is not None
             assert drawn.stats is not None
             parts.append((order, self.read_rollouts(drawn.records, drawn.stats)))
-        return _join(parts)
+        rollouts = _join(parts)
+        if keep_inputs and not rollouts.inputs:
+            rollouts.inputs = head.empty_inputs()
+        return rollouts
 
     def lossless(self, prompts: Sequence[Prompt], seed: int) -> tuple[list[str], list[list[int]]]:
         """Draw one completion per prompt, text and token ids, from the target distribution by lossless speculative

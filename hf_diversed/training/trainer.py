@@ -239,7 +239,7 @@ class DiversedTrainer(AtomicCheckpoints):
                 )
             self._standardize(inputs)
         with torch.no_grad():
-            old_logit = self.model(**inputs) if inputs else torch.zeros(0, device=device)
+            old_logit = self.model(**inputs)
         return _Batch(decisions, inputs, advantage[first : first + len(rows)].to(device), old_logit)
 
     def _advantages(self, facts: dict[str, list]) -> torch.Tensor:
@@ -268,9 +268,6 @@ class DiversedTrainer(AtomicCheckpoints):
 
     def compute_loss(self, model, inputs: _Batch, return_outputs: bool = False, num_items_in_batch=None):
         """Return the loss of one update on this device's rollouts. Target and draft model are not run."""
-        if not inputs.inputs:  # no draft tokens: no gradient, but all devices must take part in the update
-            loss = torch.stack([0.0 * parameter.sum() for parameter in model.parameters()]).sum()
-            return (loss, {"logit": inputs.old_logit}) if return_outputs else loss
         logit = model(**inputs.inputs)
         loss, metrics = diversed_loss(
             self.acceptance_model,

@@ -87,7 +87,10 @@ REFUSED = [
     ("serve org/target --verifier lenience:0.3 --dry-run", "pass --draft, or vLLM's --speculative-config"),
     (SERVE, "pass --head, or --verifier, for example"),
     (f"{SERVE} --verifier static:0.5 --speculative-config {{}}", "cannot be combined with --speculative-config"),
-    (f"{SERVE} --verifier static:0.5 --additional-config {{}}", "would replace the settings of --verifier"),
+    (
+        f"{SERVE} --verifier static:0.5 --additional-config {{}}",
+        "--additional-config cannot be combined",
+    ),
     ("demo --draft org/draft", "--draft org/draft has no effect without --model"),
     (f"{SERVE} --head {HEAD} --strictness 7", "`--strictness` must lie in [0, 1], got 7.0."),
     (f"{SERVE} --verifier static:0.5 --head {HEAD}", "`--head` belongs to the verifier 'diversed'"),

@@ -164,7 +164,7 @@ def test_stop_strings_of_the_generation_config_compile_once(pair):
     assert [call.stats.compile.num_compiled for call in calls] == [1, 0]
 
 
-def test_views_are_known_by_the_model_that_they_show(pair, monkeypatch):
+def test_views_share_the_key_of_their_model(pair, monkeypatch):
     """Catches functions with hidden states or early exit that later calls do not recognise as compiled."""
     model = pair[0]
     for view in (model_facts.recording_view(model), model_facts.first_layers(model, 1), copy.copy(model)):

@@ -147,7 +147,7 @@ def test_a_report_names_the_sessions_that_measured(pair, tmp_path, monkeypatch):
     """Catches the machine, versions and command of a later report in place of those of the measurement."""
     evaluate(pair, LetterTask(), examples(3), FEW[:1], settings(), output=tmp_path)
     module = sys.modules["hf_diversed.evaluation.evaluate"]  # the package has a function of this name
-    monkeypatch.setattr(module, "provenance", lambda *_: {"argv": ["later"]})
+    monkeypatch.setattr(module, "provenance", lambda *_: {"argv": ["later"], "time": "2999"})
     report(tmp_path)
     found = json.loads((tmp_path / "batches-0.jsonl").read_text().splitlines()[1])["provenance"]
     written = json.loads((tmp_path / "evaluation.json").read_text())["provenance"]
@@ -156,7 +156,11 @@ def test_a_report_names_the_sessions_that_measured(pair, tmp_path, monkeypatch):
     evaluate(pair, LetterTask(), examples(3), FEW, settings(), output=tmp_path)
     written = json.loads((tmp_path / "evaluation.json").read_text())["provenance"]
     assert {name: written[name] for name in found} == found
-    assert written["sessions"] == [{"argv": ["later"]}]
+    assert written["sessions"] == [{"argv": ["later"], "time": "2999"}]
+    path = tmp_path / "batches-0.jsonl"  # an earlier version recorded no session
+    path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if "argv" not in line))
+    report(tmp_path)
+    assert json.loads((tmp_path / "evaluation.json").read_text())["provenance"]["argv"] == ["later"]
 
 
 def test_two_processes_give_the_table_of_one(pair, few, tmp_path):

@@ -40,11 +40,13 @@ class Outcome:
 
 @dataclass
 class Family:
-    """Results of a model: `alone` for single rows, `batch` for equal lengths, `padded` for different lengths."""
+    """Results of a model: `alone` for single rows, also with static shapes, `batch` for equal lengths, `padded` for
+    different lengths. `eager_reason`: why the call with static shapes was decoded without them; "" if it was not."""
 
     alone: Outcome
     batch: Outcome
     padded: Outcome
+    eager_reason: str = ""
     acceptance: float = 0.0
     is_ragged: bool = False
 
@@ -103,6 +105,7 @@ def _compare(target: PreTrainedModel, draft: PreTrainedModel) -> Family:
     stats: list[SpeculativeStats] = []
     static = {"cache_implementation": "static", "disable_compile": True}
     alone = [_decode_and_compare(target, draft, _row(even, 0), stats, **static)]
+    eager_reason = stats[-1].engine_reason if stats else ""
     alone += [_decode_and_compare(target, draft, _row(even, row), stats) for row in range(2)]
     batch = _decode_and_compare(target, draft, even, stats)
     padded = _decode_and_compare(
@@ -112,6 +115,7 @@ def _compare(target: PreTrainedModel, draft: PreTrainedModel) -> Family:
         alone=max(alone, key=lambda outcome: KINDS.index(outcome.kind)),
         batch=batch,
         padded=padded,
+        eager_reason=eager_reason,
         acceptance=stats[-1].acceptance_rate if stats else 0.0,
         is_ragged=len({row.num_accepted for row in stats[-1].per_row}) > 1 if stats else False,
     )

@@ -44,6 +44,8 @@ def test_family_is_plain_generate_or_refused(model_type: str, record_property):
     record_property("family", (model_type, family.kind))
     assert family.kind == expected(model_type), f"{model_type} is {family.kind}: {family.detail}"
     assert REFUSED.get(model_type, "") in family.detail
+    if family.kind != "refused":
+        assert bool(family.eager_reason) == (model_type in SINGLE_ROW or "recurrent" in family.eager_reason)
     assert family.kind == "refused" or family.is_tested, f"acceptance {family.acceptance}, ragged {family.is_ragged}"
     assert not any(outcome.undecided for outcome in family.outcomes), "plain generate returns two different texts"
 

@@ -42,13 +42,14 @@ def test_prompts_get_special_tokens_once():
 
 
 def test_indentation_at_the_start_of_a_completion():
-    """Catches a first space that the decoder of a SentencePiece tokenizer removes."""
-    backend = Tokenizer(models.WordLevel({"▁x": 0, "▁▁▁▁return": 1, "▁1": 2}, unk_token="▁x"))
+    """Catches a first space that the decoder of a SentencePiece tokenizer removes, and one before the first word."""
+    backend = Tokenizer(models.WordLevel({"▁x": 0, "▁▁▁▁return": 1, "▁1": 2, "▁def": 3}, unk_token="▁x"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
     assert tokenizer.decode([1, 2]) == "   return 1"
     assert completion_text(tokenizer, [1, 2]) == "    return 1"
+    assert completion_text(tokenizer, [3, 2]) == "def 1"
     assert completion_text(runs.tokenizer(), runs.tokenizer()("  ab", add_special_tokens=False).input_ids) == "  ab"
 
 

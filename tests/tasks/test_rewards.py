@@ -1,6 +1,7 @@
 """Arguments, return values and sums of rewards."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -155,17 +156,25 @@ def test_columns_with_the_names_of_parameters():
     assert RewardSum([constant(2.0)])(["x"], **columns)["reward"] == [2.0]
 
 
-def test_code_of_rewards_differs_with_their_source():
-    """Catches two rewards of one name that cannot be told apart, also without a source file."""
-    first, second = (
-        RewardSum([lambda completions, **columns: [1.0]]),
-        RewardSum([lambda completions, **columns: [2.0]]),
-    )
-    assert first.names == second.names
-    assert first.code != second.code
-    typed: dict = {}
-    exec("def one(completions): return [1.0]\ndef two(completions): return list(completions)", typed)
-    assert RewardSum([typed["one"]]).code != RewardSum([typed["two"]]).code
+def test_code_of_rewards():
+    """Catches two rewards of one name that cannot be told apart."""
+
+    class Scaled:
+        def __call__(self, completions, **columns):
+            return [3.0] * len(completions)
+
+    rewards = [
+        lambda completions: [1.0],
+        lambda completions: [2.0],
+        lambda completions: [len(text) + 2 for text in completions],
+        lambda completions: [len(text) + 1 for text in completions],
+        partial(len_reward, weight=1),
+        Scaled(),
+    ]
+    codes = RewardSum(rewards).code
+    assert len(set(codes)) == len(rewards)
+    assert codes[4] == RewardSum([len_reward]).code[0]
+    assert RewardSum([partial(max)]).code == [""]
 
 
 def len_reward(completions, **columns):

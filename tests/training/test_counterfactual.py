@@ -168,8 +168,11 @@ def test_commands_label_and_train(tmp_path):
         (["--objective", "counterfactual"], "belong together"),
         (["--labels", labels], "belong together"),
         (["--objective", "other"], "must be rollouts or counterfactual"),
-        ([*command[2:4], "--labels", labels, "--draft", "a", "--chat"], "^--draft, --chat has no effect"),
-        (["--kept-share", "0.7"], "--kept-share has no effect with --objective rollouts"),
+        (
+            [*command[2:4], "--labels", labels, "--draft", "a", "--chat"],
+            "counterfactual: --draft, --chat",
+        ),
+        (["--kept-share", "0.7"], "not used with --objective rollouts: --kept-share"),
     ):
         with pytest.raises(ValueError, match=message):
             call(["--task", "summary", "--output-dir", str(tmp_path / "new"), *wrong])

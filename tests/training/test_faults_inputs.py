@@ -147,7 +147,10 @@ def test_rollouts_without_draft_tokens(tmp_path):
         alone.train()
     head = alone.model
     weights = {name: value.clone() for name, value in head.state_dict().items()}
+    updates: list = []
+    head.register_forward_hook(lambda module, args, output: updates.append(output.requires_grad))
     trainer(tmp_path / "given", head=head, **settings).train()
+    assert sum(updates) == STEPS  # in a distributed run, gradients are only shared by a forward pass of the wrapper
     assert all(torch.equal(value, weights[name]) for name, value in head.state_dict().items())
 
 

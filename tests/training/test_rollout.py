@@ -166,6 +166,17 @@ def test_completions_come_in_the_order_of_the_prompts():
         assert torch.equal(together.decisions.target_prob[mine], alone.decisions.target_prob)
 
 
+def test_batches_without_draft_tokens_are_joined():
+    """Catches inputs that are lost, or an error, when prompt lookup finds nothing in some batches."""
+    target = tiny_model("llama")
+    head = DiversedHead(DiversedHeadConfig(features="distribution"))
+    for prompts in (["a", "ababab"], ["ababab", "abcd"]):
+        rollouts = make_sampler(target, None, batch_size=1, max_new_tokens=2).relaxed(prompts, head, seed=0)
+        assert len(rollouts.inputs["features"]) == len(rollouts.decisions.sequence) > 0
+    rollouts = make_sampler(target, None, max_new_tokens=2).relaxed(["a", "b"], head, seed=0)
+    assert rollouts.inputs["features"].shape == (0, 8)
+
+
 def test_seed_decides():
     """Catches rollouts that depend on the global random state, which a resumed run does not share, or change it."""
     sampler = make_sampler()

@@ -196,8 +196,8 @@ def test_greedy_accepts_mismatches_below_the_price(max_ratio: float | None):
     """Catches a threshold on the wrong side, a replaced token other than the target's best, and a bound not kept."""
     draft, target = make_block("random", rows=40, sampled=False)
     head = block_head(width=TARGET_WIDTH)
-    free = DiversedVerifier(head)(draft.tokens, draft, target).trace.weight
-    head.out.bias.sub_(torch.logit(free).median())  # half of the draft tokens are cheap
+    inputs, _ = DiversedVerifier(head).observe(draft, target)
+    head.out.bias.sub_(head(**inputs).median())  # half of the draft tokens are cheap
     verifier = DiversedVerifier(head, max_ratio=max_ratio)
     verdict = verifier(draft.tokens, draft, target)
     best, weight = target.scores[:, :-1].argmax(-1), verdict.trace.weight

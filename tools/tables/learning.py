@@ -51,7 +51,7 @@ def learning() -> dict[str, Table]:
             ],
             "Embedded pair, {n} test prompts, temperature 1, 5 draft tokens per round; 95% intervals clustered by "
             "prompt. Lenience at the same acceptance is interpolated. p-values of no difference from lenience, "
-            "corrected for all rows of each study (Holm).",
+            "corrected for all compared methods of each study (Holm).",
         ),
         "rewards": Table(
             "method",
@@ -72,8 +72,9 @@ def learning() -> dict[str, Table]:
                     Column("p", "p", p_value, study),
                 )
             ],
-            "In points, with 95% intervals clustered by prompt; p-values of the quality, corrected for all "
-            "comparisons of the study (Holm). Intervals do not include the variation between seeds.",
+            "In points, with 95% intervals clustered by prompt; p-values of the quality, corrected for "
+            "twelve comparisons (Holm): those with four methods on three tasks. Intervals do not include the "
+            "variation between seeds.",
         ),
         "ceiling": Table(
             "ranked by",
@@ -127,7 +128,8 @@ def costs() -> dict[str, Table]:
                 Column("p", "p", p_value),
             ],
             "{n} test prompts, temperature 1, 5 draft tokens per round; 95% intervals clustered by prompt; p-values "
-            "of no difference from lenience, corrected for all heads of the study (Holm). Data: {data}.",
+            "of no difference from lenience, corrected for all compared methods of the study (Holm). Lenience is "
+            "interpolated between all values in the data. Data: {data}.",
         )
     sizes = {"math": ("500 labels", "1,000 labels", "11,921 labels"), "summary": ("500 labels", "1,000 labels")}
     every_input = "lookahead and state"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hf_diversed.formatting import percent
-from tools.figures import Figure, figures, file
+from tools.figures import Figure, data_path, figures
 
 
 Format = Callable[[Figure], str]
@@ -89,7 +89,7 @@ class Row(NamedTuple):
 class Column(NamedTuple):
     """A column: its header, its metric and format, and what its figures have in common.
 
-    With `minus`, its figures are differences: those of the methods of the rows minus this one.
+    `minus` is a method that is subtracted from the row's method.
     """
 
     header: str
@@ -133,7 +133,7 @@ class Table:
         sizes = sorted({cell.n for cell in shown if cell.n is not None})
         study = rows[0].study or columns[0].study
         n = " or ".join(f"{size:,}" for size in sizes)
-        caption = self.caption.format(n=n, data=f"`{file(study)}`" if "{data}" in self.caption else "")
+        caption = self.caption.format(n=n, data=f"`{data_path(study)}`" if "{data}" in self.caption else "")
         lines = (
             [row.label, *(column.form(cell) if cell else "-" for column, cell in zip(columns, found))]
             for row, found in zip(rows, cells)

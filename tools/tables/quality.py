@@ -18,6 +18,7 @@ from tools.tables.parts import (
     number,
     precise,
     quality,
+    rate,
     share,
     short,
     tenths,
@@ -163,26 +164,32 @@ def published() -> dict[str, Table]:
                 Column("z", "z", number),
                 Column("towards the draft model: z", "z_draft", number),
             ],
-            "Data: {data}, `results/real/sampling-check-humaneval.json`.",
+            "Completions of GSM8K that are short enough to score, and of 82 prompts of the third run on HumanEval "
+            "(float32). Data: {data}, `results/real/sampling-check-humaneval.json`.",
         ),
         "verifiers": Table(
             "task and setting: verifier",
             [
                 row._replace(label=f"{setting}: {row.label}")
                 for setting, study, names in (
-                    ("MBPP, temperature 1", mbpp, ("lossless", "block:lossless", "static:0.5", *RELAXED, label)),
-                    ("MBPP, greedy", f"{mbpp}-t0-others", ("lossless", "top_k_relaxed:2", "typical", "fly")),
+                    ("MBPP, temperature 1", mbpp, ("lossless", "block:lossless", "lenience:0.3", *RELAXED[2:])),
+                    ("MBPP, greedy", f"{mbpp}-t0-others", ("lossless", "typical", "fly")),
                     ("math, temperature 1", "verifiers-math", ("lossless", "contrastive:0.5:0.1")),
                     ("math, temperature 1", "mars-math", ("mars:0.9",)),
-                    ("math, temperature 1", "phases-math", (("static:0.3 inside", "`phase`, `static:0.3` inside"),)),
-                    ("math, temperature 1", "truncation", ("fuzzy:0.3:kl:0.9",)),
+                    (
+                        "math, temperature 1",
+                        "phases-math",
+                        ("lossless", ("static:0.3 inside", "`phase`, `static:0.3` inside")),
+                    ),
+                    ("math, temperature 1", "truncation", ("lossless", "fuzzy:0.3:kl:0.9")),
                     ("math, greedy", "verifiers-math-t0", ("lossless", "lenience:0.3", "regret_budget:8")),
                 )
                 for row in methods(study, *names)
             ],
             [Column("prompts", "n", count), ACCEPTED, quality("right answers")],
             "MBPP: Qwen2.5-Coder pair; math: embedded pair; 5 draft tokens per round, 95% intervals clustered by "
-            "prompt. Rows of one task and setting have different prompts if their number differs.",
+            "prompt. Rows below a `lossless` have its prompts. [Results: quality](results-quality.md) has `static` "
+            "and `diversed`.",
         ),
         "mbpp": Table("method", methods("", "target", "lossless", *others, label), task[mbpp], setting),
         "gsm8k": Table("method", methods("", "target", "lossless", *others, label), task[gsm8k], setting),
@@ -203,10 +210,15 @@ def published() -> dict[str, Table]:
                 for name in dict.fromkeys(figure.task for figure in figures("qwen-coder-specbench"))
             ],
             [
-                Column(f"`{name}`: tokens per target forward", "block_efficiency", number, method=name)
+                Column(f"`{name}`: {title}", metric, form, method=name)
                 for name in ("lossless", "lenience:0.3")
+                for title, metric, form in (
+                    ("accepted", "acceptance_rate", rate),
+                    ("tokens per target forward", "block_efficiency", number),
+                )
             ],
-            "{n} questions per row, temperature 1, 5 draft tokens per round, at most 256 new tokens. Data: {data}.",
+            "{n} questions per row, temperature 1, 5 draft tokens per round, at most 256 new tokens; 95% "
+            "intervals clustered by question. Data: {data}.",
         ),
         **_smollm2(),
     }
@@ -260,9 +272,9 @@ def _setting(name: str, title: str, suffix: str, prompts: str, label: tuple[str,
                 PER_ROUND,
                 Column("tokens per answer", "mean_tokens", count),
                 quality(metric),
-                Column("prompts worse than the target", "prompts_worse", count),
-                Column("better", "prompts_better", count),
                 Column("points below `lossless`", "quality", below, minus="lossless"),
+                Column("prompts worse than the target", "prompts_worse", count),
+                Column("better than the target", "prompts_better", count),
             ],
             f"{{n}} prompts, {title}, {dtypes(f'qwen-coder-{key}-{suffix}')}, 5 draft tokens per round, at most "
             f"{320 if key == 'mbpp' else 400} new tokens; 95% intervals clustered by prompt. Data: {{data}}.",

@@ -44,9 +44,9 @@ def speed() -> dict[str, Table]:
                 for verifier in verifiers
                 for schedule in ("confidence", "adaptive")
             ],
-            [Column("speed over the best constant length", "over_best_constant", number), OVER_UPSTREAM],
+            [OVER_TARGET, OVER_UPSTREAM, Column("over its best constant number", "over_best_constant", number)],
             "Tokens per second of wall time, eager engine, batch size 1, one thread; {n} held-out prompts per task, "
-            "median (quartiles) of paired ratios. Constant lengths: 2, 3, 5, 8. `upstream` is transformers' assisted "
+            "median (quartiles) of paired ratios. Constant numbers: 2, 3, 5, 8. `upstream` is transformers' assisted "
             "generation with its defaults. Data: {data}.",
         ),
         "draft-lengths-int4": Table(
@@ -118,7 +118,7 @@ def speed() -> dict[str, Table]:
             "Time of the target's part of a round that rejects half of 4 draft tokens per row (in batches, each row "
             "rejects between none and all of them), relative to a round that accepts all. Qwen3.5 architecture with "
             f"31 million random weights, one CPU thread, process time, {quartiles} means over 20 rounds, 400 "
-            "alternating rounds each. Measured by `python -m benchmarks.replay`.",
+            "alternating rounds each. Data: {data}.",
         ),
     }
 
