@@ -40,7 +40,9 @@ ALIBI_MODEL_TYPES = {"bloom", "mpt"}
 
 _ODD_CACHES = {
     "cpmant": "adds tokens before the prompt",
+    "dory": "adds layers to its cache while it runs",
     "prophetnet": "reads only one token at a time after its cache",
+    "xlm": "adds a mask token after the text",
     **dict.fromkeys(("falcon_mamba", "jamba", "mamba", "zamba"), "ignores its state when it reads several tokens"),
 }
 

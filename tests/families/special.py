@@ -96,11 +96,13 @@ _REFUSED = {
     "ALiBi": ("bloom", "mpt"),
     "recurrent state": ("rwkv", "xlstm"),
     "ignores its state": ("falcon_mamba", "jamba", "mamba", "zamba"),
-    "linear_attention": ("mamba2", "minimax", "qwen4_exp", "qwen4_exp_text", "recurrent_gemma"),
+    "adds": ("cpmant", "dory", "xlm"),
+    "hybrid": ("inkling2_loop_text",),
+    "linear_attention": ("lara_mini", "mamba2", "minimax", "qwen4_exp", "qwen4_exp_text", "recurrent_gemma"),
     "chunked_attention": ("llama4", "llama4_text"),
     "indexed_attention": (*("axk2", "deepseek_v32", "dots3_note", "dots3_note_text", "glm_moe_dsa", "hy_v4"),),
     "compressed_sparse_attention": ("deepseek_v4",),
-    "": ("cpmant", "openai-gpt", "prophetnet", "reformer", "xlm", "xlnet"),
+    "": ("openai-gpt", "prophetnet", "reformer", "xlnet"),
 }
 if versions.is_before("5.23"):
     _REFUSED["cannot be rolled back"] = tuple(_RECURRENT)
