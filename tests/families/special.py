@@ -106,6 +106,8 @@ _REFUSED = {
 }
 if versions.is_before("5.23"):
     _REFUSED["cannot be rolled back"] = tuple(_RECURRENT)
+if versions.is_before("5.18"):
+    _REFUSED["deepseek_sparse_attention"] = ("deepseek_v32",)
 if versions.is_before("5.19"):
     _REFUSED["before 5.19"] = ("big_bird", "doge", "git", "megatron-bert", "rembert", "roformer")
 REFUSED = {name: word for word, names in _REFUSED.items() for name in names}

@@ -10,6 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from hf_diversed.generation import ragged_model
 from hf_diversed.generation.recurrent_model import open_model
 from hf_diversed.generation.rows import PerRow, RaggedRows
+from tests import versions
 from tests.families.compare import examine
 from tests.families.shrink import small_model
 from tests.families.special import FIXED, REFUSED, SINGLE_ROW, UNTESTABLE
@@ -51,7 +52,9 @@ def test_family_is_plain_generate_or_refused(model_type: str, record_property):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("model_type", ["git", "gemma3_text", "gpt2"])
+@pytest.mark.parametrize(
+    "model_type", [pytest.param("git", marks=versions.since("5.19", "misreads several tokens")), "gemma3_text", "gpt2"]
+)
 @pytest.mark.parametrize(("min_skipped_padding", "chunk_size"), [(1, None), (10**9, 3)])
 def test_padded_prefill_in_parts_is_exact(model_type, min_skipped_padding, chunk_size, monkeypatch):
     """Catches masks of later forwards that shift or lack the padding; git creates such masks itself.
@@ -74,6 +77,7 @@ def test_padded_prefill_in_parts_is_exact(model_type, min_skipped_padding, chunk
         torch.testing.assert_close(logits[row, 0].double(), alone, atol=1e-6, rtol=1e-6)
 
 
+@versions.since("5.24", "lacks newer classes")
 def test_tables_name_what_exists():
     """Catches entries for classes that transformers has renamed or removed."""
     assert {*FIXED, *REFUSED, *SINGLE_ROW, *UNTESTABLE, *SAMPLE} <= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)

@@ -22,7 +22,7 @@ from hf_diversed import (
     model_facts,
 )
 from hf_diversed.verifiers import ContrastiveVerifier, PhaseVerifier
-from tests import tiny
+from tests import tiny, versions
 
 
 SMALL = {"vocab_size": tiny.VOCAB_SIZE, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -426,6 +426,7 @@ def modules_run():
 
 # peft 0.21 asks transformers 5.23 for the deprecated `is_gradient_checkpointing` (peft_model.py, PeftModel.__init__).
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@versions.warns_before("5.20", r"You are calling .generate\(\) with the `input_ids` being on a device type different")
 @pytest.mark.parametrize(("call", "words", "error", "patch"), REFUSED)
 def test_refused_by_name_before_any_forward(call, words, error, patch, monkeypatch):
     """Catches a mode that is ignored, fails during decoding, or raises an error of upstream about something else."""

@@ -8,6 +8,7 @@ import torch
 import transformers as tf
 
 from hf_diversed.generation import ragged_model
+from tests import versions
 from tests.tiny import PAD, VOCAB_SIZE, ragged_batch, sharpen, tiny_draft, tiny_head
 
 
@@ -15,6 +16,8 @@ LIMIT = 32
 LONGROPE = {"rope_type": "longrope", "original_max_position_embeddings": LIMIT}
 LONGROPE |= {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4}
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
+# Older releases continue from the last token alone where they discard the cache.
+PHI3 = pytest.param("phi3", marks=versions.since("5.20", "loses Phi-3's text at the limit"))
 
 
 def model(kind: str, seed: int = 0):
@@ -39,7 +42,7 @@ def lossless(target, *args, **kwargs):
 
 @pytest.mark.filterwarnings("ignore:.*rotary")
 @pytest.mark.parametrize("length", [20, LIMIT - 1, LIMIT, LIMIT + 1])
-@pytest.mark.parametrize("kind", ["longrope", "phi3", "dynamic"])
+@pytest.mark.parametrize("kind", ["longrope", PHI3, "dynamic"])
 def test_lossless_decoding_is_plain_decoding_across_the_limit(kind, length):
     """Catches blocks across the limit, and keys of a prompt that are rotated without its last token."""
     for seed in range(2):
@@ -52,7 +55,7 @@ def test_lossless_decoding_is_plain_decoding_across_the_limit(kind, length):
 
 
 @pytest.mark.filterwarnings("ignore:.*rotary")
-@pytest.mark.parametrize("kind", ["longrope", "phi3"])
+@pytest.mark.parametrize("kind", ["longrope", PHI3])
 def test_padded_prompts_across_the_limit(kind):
     """Catches a cache that is recomputed where the positions pass the limit: upstream counts the padding as well."""
     for seed in range(2):
