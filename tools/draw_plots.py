@@ -7,10 +7,11 @@ detect outdated plots.
 """
 
 import hashlib
+import json
 from pathlib import Path
 
 from hf_diversed.evaluation import plots
-from hf_diversed.evaluation.curves import Curve, read_records, to_curves
+from hf_diversed.evaluation.curves import Curve, to_curves
 from tools.figures import RESULTS
 
 
@@ -25,7 +26,7 @@ SOURCES = {
 
 def curve(path: Path) -> Curve:
     """Return the curve with the most families, of the methods that were measured on all prompts of the first one."""
-    records = read_records(path)
+    records = json.loads(path.read_text())["records"]
     complete = [record for record in records if record["n"] == records[0]["n"]]
     return max(to_curves(complete, path.stem), key=lambda found: len(found.families))
 

@@ -1,9 +1,8 @@
-"""Write the cards of the embedded pair's heads from their JSON results. `--check` only reports differences.
+"""Write the cards of the embedded pair's heads from their JSON results.
 
-python -m tools.render_cards [--check]
+python -m tools.render_cards
 """
 
-import sys
 from pathlib import Path
 
 from hf_diversed.head import DiversedHead
@@ -35,17 +34,11 @@ def differing() -> list[Path]:
     return sorted(path for path in expected.keys() | present.keys() if expected.get(path) != present.get(path))
 
 
-def main() -> int:
-    if "--check" in sys.argv[1:]:
-        paths = differing()
-        for path in paths:
-            print(f"{path.relative_to(ROOT)} differs from the results; run python -m tools.render_cards")
-        return int(bool(paths))
+def main() -> None:
     for path, text in cards().items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -40,12 +40,11 @@ class Record:
         seconds*, tokens_per_second*: of whole calls, with prefill.
         block_efficiency: tokens per row and round.
         acceptance_rate: accepted / drafted; None for upstream, which does not report it.
-        ratios: to "plain", "plain_compiled", "eager" (the same method, not compiled), "lossless" and "upstream" (one
+        ratios: to "plain", "plain_compiled", "lossless" and "upstream" (one
             row; for a static ensemble with its weight) at the same point: `seconds`*, `ms_per_round`* and
             `tokens_per_second`*, paired by turn.
         same_tokens_as_upstream: whether every turn sampled upstream's tokens, so that rounds correspond.
         breakdown: mean ms per round by phase (`PHASES`), from separate runs.
-        breakdown_cost: time of a round in these runs divided by the time of a round in the timed ones.
         head_percent*: the head's share of a round.
         compile_seconds: time of the first calls of a compiled method beyond a later one; excluded from all other
             fields.
@@ -68,7 +67,6 @@ class Record:
     ratios: dict[str, dict] = field(default_factory=dict)
     same_tokens_as_upstream: bool | None = None
     breakdown: dict[str, float] | None = None
-    breakdown_cost: float | None = None
     head_percent: dict | None = None
     compile_seconds: float | None = None
     forwards_ms: dict | None = None
@@ -256,7 +254,7 @@ def _references(case: Case) -> dict[str, tuple]:
     name = MethodName.parse(label)
     engine = COMPILED if name.compiled else ""
     weight = name.parameters if name.name == _STATIC else None
-    places = {"eager": (str(replace(name, compiled=False)), batch_size, context_length, gamma)}
+    places: dict[str, tuple] = {}
     if not case.method.is_plain:
         places["plain"] = (PLAIN, batch_size, context_length, None)
         places["plain_compiled"] = (COMPILED + PLAIN, batch_size, context_length, None)
@@ -289,11 +287,9 @@ def _parts(case: Case) -> dict[str, Any]:
         return {}
     rounds = sum(phases.rounds for phases in case.phases)
     breakdown = {name: sum(phases.ms[name] for phases in case.phases) / rounds for name in PHASES}
-    plain = sum(sum(run.rounds_ms) for run in case.runs) / sum(len(run.rounds_ms) for run in case.runs)
     heads = [100.0 * phases.ms["head"] / sum(phases.ms.values()) for phases in case.phases]
     return {
         "breakdown": breakdown,
-        "breakdown_cost": sum(breakdown.values()) / plain,
         "head_percent": spread(heads) if breakdown["head"] else None,
     }
 

@@ -23,7 +23,7 @@ from hf_diversed.engines.compiling import (
 from hf_diversed.engines.static_model import StaticModel
 from hf_diversed.engines.static_round import CallSettings, RoundInputs
 from hf_diversed.generation.decoding import EagerEngine
-from hf_diversed.generation.drafting import DiversedCandidateGenerator
+from hf_diversed.generation.drafting import ModelDrafter
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.sampling import RoundNoise
@@ -107,7 +107,7 @@ class StaticEngine(EagerEngine):
         if self._settings is None or gamma == 0:
             return self._round_by_forwards(gamma, verifier_state)
         drafter, draft = self.drafter, self.draft
-        assert isinstance(drafter, DiversedCandidateGenerator)
+        assert isinstance(drafter, ModelDrafter)
         assert draft is not None
         drafter.catch_up()
         rows, gamma = self.rows, self._fit_to_limits(gamma, verifier_state)

@@ -4,10 +4,8 @@ A curve contains the records of one file for one task, temperature and gamma; po
 never joined.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hf_diversed.evaluation.frontier import STATIC
@@ -17,22 +15,16 @@ from hf_diversed.method_names import MethodName
 
 Record = Mapping[str, Any]
 
-_NEEDED = {
-    *("method", "task", "metric", "n", "samples_per_prompt", "temperature", "num_assistant_tokens"),
-    *("quality", "quality_ci", "acceptance_rate", "acceptance_rate_ci"),
-}
-
 
 @dataclass(frozen=True)
 class Curve:
-    """The records of one setting in one file, whose stem is `source`.
+    """The records of one setting.
 
     Attributes:
         plain: decoding with the target alone; None if it was not measured.
         families: records by family, each in the order of its parameter. The static one ends in lossless decoding.
     """
 
-    source: str
     task: str
     temperature: float
     num_assistant_tokens: int
@@ -43,23 +35,6 @@ class Curve:
     def static(self) -> list[Record]:
         """The static curve, sorted by acceptance rate, as `summarize` interpolates it."""
         return sorted(self.families.get(STATIC, ()), key=lambda record: record["acceptance_rate"])
-
-
-def read_records(path: Path | str) -> list[dict[str, Any]]:
-    """Read the records of `hf-diversed evaluate`. Raises ValueError if the file contains no such results."""
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}); pass results of hf-diversed evaluate.") from error
-    records = content.get("records") if isinstance(content, dict) else None
-    if not isinstance(records, list) or not records or not all(isinstance(record, dict) for record in records):
-        raise ValueError(
-            f'{path} contains no evaluation results (no "records"); pass results of hf-diversed evaluate.'
-        )
-    missing = sorted(_NEEDED - set.intersection(*map(set, records)))
-    if missing:
-        raise ValueError(f"{path} contains no evaluation results: its records lack {', '.join(missing)}.")
-    return records
 
 
 def to_curves(records: Sequence[Record], source: str) -> list[Curve]:
@@ -79,7 +54,7 @@ def to_curves(records: Sequence[Record], source: str) -> list[Curve]:
                 f"{gamma} draft tokens per round: a curve has one point of each. Use separate files for other "
                 "settings."
             )
-    return [Curve(source, *setting, *_families(members)) for setting, members in groups.items()]
+    return [Curve(*setting, *_families(members)) for setting, members in groups.items()]
 
 
 def parameter(record: Record) -> float | None:

@@ -18,7 +18,7 @@ from hf_diversed.generation.candidates import CandidateDrafter
 from hf_diversed.generation.checks import check_learned_positions
 from hf_diversed.generation.confidence import StoppingRule
 from hf_diversed.generation.decoding import EagerEngine
-from hf_diversed.generation.drafting import DiversedCandidateGenerator, Drafter
+from hf_diversed.generation.drafting import Drafter, ModelDrafter
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.prompt_lookup import CopyingDrafter, PromptLookupDrafter
 from hf_diversed.generation.ragged_model import RaggedModel, find_rotary_limit
@@ -42,8 +42,8 @@ class Parts:
         draft: the model that drafts; None for prompt lookup and candidate generators. verifier: adapted to this call.
         generators: of transformers or the caller, one per row, draft instead; empty without them.
         is_point_mass: see `CandidateDrafter`.
-        max_gamma: maximum number of draft tokens per round. max_drafted: of those from the draft model.
-        max_copied: of those copied from the text before the draft model is used; 0 without copies.
+        max_drafted: maximum number of draft tokens per round. max_copied: of those copied from the text before the
+            draft model is used; 0 without copies.
         random_source: None for greedy decoding.
         rule: ends draft blocks early in eager rounds; None to draft as many tokens as requested.
     """
@@ -54,7 +54,6 @@ class Parts:
     is_point_mass: bool
     verifier: Verifier
     rows: RaggedRows
-    max_gamma: int
     max_drafted: int
     max_copied: int
     processor: BlockProcessor
@@ -126,7 +125,7 @@ class Parts:
         if compiler is not None:
             engine = partial(
                 StaticEngine,
-                draft=drafter.model if isinstance(drafter, DiversedCandidateGenerator) else None,  # type: ignore[arg-type]
+                draft=drafter.model if isinstance(drafter, ModelDrafter) else None,  # type: ignore[arg-type]
                 compiler=compiler,
                 keep_scores=bool(wants) or streams_records,
                 forwards_only=StaticEngine.why_forwards_only(self.verifier, self.processor, (model, self.draft)),
@@ -170,11 +169,10 @@ class Parts:
             )
         if self.draft is None:
             return self._lookup(vocab_size, ngram_size or _UPSTREAM_NGRAM_SIZE)
-        drafter = DiversedCandidateGenerator(
+        drafter = ModelDrafter(
             self.draft,
             self.rows,
             self.processor,
-            self.max_drafted,
             vocab_size,
             self.random_source,
             keep_raw_logits=self.verifier.needs_raw_logits,
@@ -183,7 +181,8 @@ class Parts:
         )
         if not self.max_copied:
             return drafter
-        return CopyingDrafter(self._lookup(vocab_size, ngram_size or _COPIED_NGRAM_SIZE, whole_ngram=True), drafter)
+        lookup = self._lookup(vocab_size, ngram_size or _COPIED_NGRAM_SIZE, whole_ngram=True)
+        return CopyingDrafter(lookup, drafter, self.max_drafted)
 
     def _lookup(self, vocab_size: int, ngram_size: int, whole_ngram: bool = False) -> PromptLookupDrafter:
         return PromptLookupDrafter(
@@ -191,7 +190,7 @@ class Parts:
             self.processor,
             self.request.model_kwargs.get("attention_mask"),
             vocab_size,
-            num_tokens=self.max_copied or self.max_gamma,
+            num_tokens=self.max_copied or self.max_drafted,
             max_ngram_size=ngram_size,
             do_sample=self.random_source is not None,
             whole_ngram=whole_ngram,

@@ -325,7 +325,7 @@ class CandidateDrafter:
         self._first = [self._first[row] for row in kept]
 
     def propose(self, counts: PerRow) -> tuple[DraftOutput | None, PerRow]:
-        """See `DiversedCandidateGenerator.propose`.
+        """See `ModelDrafter.propose`.
 
         Raises:
             ValueError: if the generator returns candidates or logits of another shape, ids outside the vocabulary, or

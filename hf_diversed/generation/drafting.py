@@ -6,7 +6,6 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
-from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_diversed import model_facts
 from hf_diversed.blocks import DraftOutput, Round
@@ -135,17 +134,15 @@ def before_bans(
     return PerRow(kept, torch.tensor(kept, device=tokens.device))
 
 
-class DiversedCandidateGenerator(CandidateGenerator):
+class ModelDrafter:
     """Generates draft tokens for every row of a batch with a draft model and its own cache.
 
-    It does not depend on the verifier. The loop calls `propose` and `rewind`, which allow rows of different lengths;
-    `get_candidates` and `update_candidate_strategy` are the same for a single row, in upstream's interface.
+    It does not depend on the verifier.
 
     Args:
         assistant_model: the draft model.
         rows: ids of the batch; draft tokens are written after each row's length.
         processor: turns the draft model's logits into the scores of q.
-        gamma: draft tokens per round of `get_candidates`.
         vocab_size: V of the target. Ids that only the draft model has are cut before its softmax; ids that it lacks
             get probability 0.
         random_source: samples from q; None for its argmax.
@@ -161,7 +158,6 @@ class DiversedCandidateGenerator(CandidateGenerator):
         assistant_model: PreTrainedModel,
         rows: RaggedRows,
         processor: BlockProcessor,
-        gamma: int,
         vocab_size: int,
         random_source: RandomSource | None,
         keep_raw_logits: bool,
@@ -172,7 +168,6 @@ class DiversedCandidateGenerator(CandidateGenerator):
         self.model = runner(assistant_model, max_id=known_ids - 1 if known_ids < vocab_size else None)
         self.rows = rows
         self.processor = processor
-        self.gamma = gamma
         self.vocab_size = vocab_size
         self.random_source = random_source
         self.keep_raw_logits = keep_raw_logits
@@ -197,9 +192,7 @@ class DiversedCandidateGenerator(CandidateGenerator):
     def rewind(self, round: Round, accepted: list[int]) -> None:
         """Update the state after a round with draft tokens. `accepted`: number accepted per row."""
         assert round.draft is not None
-        self._discard(round.draft.tokens.shape[1], accepted)
-
-    def _discard(self, width: int, accepted: list[int]) -> None:
+        width = round.draft.tokens.shape[1]
         # The cache lacks the last draft token, so a fully accepted row lags by two.
         self._behind = 2 if any(accepted[row] == width for row in self.rows.running) else 1
         if self.rule is not None:
@@ -216,26 +209,6 @@ class DiversedCandidateGenerator(CandidateGenerator):
             starts = (self.rows.lengths + (-self._behind)).at_least(0)
             self.model(self.rows.last(self._behind)[:, :-2], starts, keep=1)
             self._behind = 2
-
-    def get_candidates(self, input_ids: torch.LongTensor, *args, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Draft up to `gamma` tokens for a single row.
-
-        Args:
-            input_ids: long `[1, L]`, the row's ids. Other arguments of upstream are not used.
-
-        Returns:
-            long `[1, L + G]`, and the processed scores of q, float32 `[1, G, V]`; None without draft tokens.
-        """
-        draft, _ = self.propose(self.rows.draft_limit(self.gamma))
-        return (input_ids, None) if draft is None else (torch.cat([input_ids, draft.tokens], dim=1), draft.scores)
-
-    def update_candidate_strategy(self, input_ids: torch.LongTensor, scores: torch.Tensor, num_matches: int) -> None:
-        """Discard rejected draft tokens, of which `num_matches` were accepted, from the cache.
-
-        Args:
-            scores: `[1, G + 1, V]`, of the target; only their number is used.
-        """
-        self._discard(scores.shape[1] - 1, [num_matches])
 
     def propose(self, counts: PerRow) -> tuple[DraftOutput | None, PerRow]:
         """Draft `max(counts)` tokens, or fewer by `rule`, for every row and write them after the row's last token.

@@ -204,7 +204,6 @@ def plan(request: Request) -> Plan:
         is_point_mass=is_point_mass(source, request),
         verifier=verifier,
         rows=rows,
-        max_gamma=lengths.maximum,
         max_drafted=lengths.max_drafted,
         max_copied=lengths.max_copied,
         processor=BlockProcessor(request.processors),

@@ -9,7 +9,7 @@ from hf_diversed import _compat
 from hf_diversed.blocks import DraftOutput, Round
 from hf_diversed.generation.confidence import StoppingRule
 from hf_diversed.generation.drafting import (
-    DiversedCandidateGenerator,
+    ModelDrafter,
     Step,
     before_bans,
     first_columns,
@@ -75,7 +75,7 @@ class PromptLookupDrafter:
         self._first = [self._first[row] for row in rows.tolist()]
 
     def propose(self, counts: PerRow) -> tuple[DraftOutput | None, PerRow]:
-        """See `DiversedCandidateGenerator.propose`."""
+        """See `ModelDrafter.propose`."""
         rows, lengths = self.rows, self.rows.lengths.host
         # The lookup runs on the host: copy all ids once instead of once per comparison.
         ids = rows.ids[:, : max(lengths)].cpu()
@@ -120,13 +120,13 @@ class CopyingDrafter:
     processed by the draft model until it drafts again.
 
     Args:
-        lookup: copies tokens. drafter: drafts up to `gamma` tokens in other rounds.
+        lookup: copies tokens. drafter: drafts up to `max_drafted` tokens per row in other rounds.
     """
 
     reads_target = False
 
-    def __init__(self, lookup: PromptLookupDrafter, drafter: DiversedCandidateGenerator):
-        self.lookup, self.drafter = lookup, drafter
+    def __init__(self, lookup: PromptLookupDrafter, drafter: ModelDrafter, max_drafted: int):
+        self.lookup, self.drafter, self.max_drafted = lookup, drafter, max_drafted
         self._copied = False
 
     @property
@@ -145,10 +145,10 @@ class CopyingDrafter:
         self.drafter.keep(rows)
 
     def propose(self, counts: PerRow) -> tuple[DraftOutput | None, PerRow]:
-        """See `DiversedCandidateGenerator.propose`."""
+        """See `ModelDrafter.propose`."""
         draft, copied = self.lookup.propose(counts)
         self._copied = draft is not None and all(map(bool, compress(copied.host, counts.host)))
-        return (draft, copied) if self._copied else self.drafter.propose(counts.at_most(self.drafter.gamma))
+        return (draft, copied) if self._copied else self.drafter.propose(counts.at_most(self.max_drafted))
 
     def rewind(self, round: Round, accepted: list[int]) -> None:
         if self._copied:

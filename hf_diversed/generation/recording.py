@@ -153,7 +153,7 @@ class Recorder:
         """Pass the tokens of a round to the streamer, after stopping criteria have been applied."""
         if self.streamer is None:
             return
-        with plain_tensors():
+        with torch.inference_mode(False), torch.no_grad():  # so that the streamer's tensors can be used in autograd
             end = rows.ends[0] or rows.lengths.host[0]
             self.streamer.put(rows.ids[0, recorded.starts[0] : end].cpu().clone())
             if isinstance(self.streamer, RoundStreamer):
@@ -190,13 +190,6 @@ class Recorder:
         }
         records = merge_records(self.rounds, ends, self.prompt_length) if "records" in self.wants else None
         return GenerateDiversedOutput(sequences=sequences, stats=stats, token_records=records, **columns)
-
-
-@contextmanager
-def plain_tensors() -> Iterator[None]:
-    """Leave inference mode, so that tensors created in the block can be used in autograd."""
-    with torch.inference_mode(False), torch.no_grad():
-        yield
 
 
 def sum_up(

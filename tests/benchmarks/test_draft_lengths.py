@@ -26,8 +26,6 @@ def test_ratios_are_of_the_same_prompt():
         }
         for turn in turns
     ]
-    for turn in timed:
-        turn["lossless:confidence@16"] = {"tokens": 100, "seconds": 1.0} | counts
     found = draft_lengths.summary(timed, "lossless:5")
     assert found["best_constant"] == "lossless:2"
     assert found["over_target"]["median"] == 1.0  # of 0.5, 1 and 4
@@ -40,12 +38,12 @@ def test_a_run_continues(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(draft_lengths, "EMBEDDED", ("math",))
     output = tmp_path / "lengths.json"
     short = ["x", "--output", str(output), "--num-prompts", "1", "--max-new-tokens", "12", "--constant", "2"]
-    short += ["--schedules", "confidence,confidence@16,adaptive,copies"]
+    short += ["--schedules", "confidence,adaptive,copies"]
     monkeypatch.setattr(sys, "argv", short)
     draft_lengths.main()
     first = json.loads(output.read_text())["records"]
     methods = {"target", "upstream", "upstream:2", "lossless:2"}
-    methods |= {"lenience:0.3:confidence", "lossless:adaptive", "lossless:copies", "lossless:confidence@16"}
+    methods |= {"lenience:0.3:confidence", "lossless:adaptive", "lossless:copies"}
     assert methods <= {record["method"] for record in first}
     monkeypatch.setattr(draft_lengths, "decode", lambda *_: pytest.fail("the prompt has been decoded"))
     draft_lengths.main()

@@ -1,13 +1,11 @@
 """Figures by the data of their artists, and files by their bytes."""
 
-import json
 import sys
-from pathlib import Path
 
 import matplotlib
 import pytest
 
-from hf_diversed.evaluation.curves import read_records, to_curves
+from hf_diversed.evaluation.curves import to_curves
 from hf_diversed.evaluation.plots import quality_acceptance, save, save_quality
 from tests.evaluation.measured import record, sweep
 
@@ -78,26 +76,6 @@ def test_files_are_the_same_bytes(curve, tmp_path, kind):
     assert "matplotlib.pyplot" not in sys.modules or not matplotlib.pyplot.get_fignums()
     with pytest.raises(ValueError, match=r"png, svg, pdf.*a\.gif"):
         save(quality_acceptance(curve), tmp_path / "a.gif")
-
-
-def write(path: Path, content) -> Path:
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
-    return path
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("{", "not JSON"),
-        ({"speed": 1}, 'no "records"'),
-        ([1], 'no "records"'),
-        ({"records": []}, 'no "records"'),
-        ({"records": [{"method": "target"}]}, "lack .*quality"),
-    ],
-)
-def test_other_files_are_refused_by_name(tmp_path, content, expected):
-    with pytest.raises(ValueError, match=f"other.json.*{expected}"):
-        read_records(write(tmp_path / "other.json", content))
 
 
 def test_quality_of_every_setting_is_saved(tmp_path):

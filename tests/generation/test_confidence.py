@@ -14,7 +14,7 @@ from transformers.generation import candidate_generator
 from hf_diversed import record_stats
 from hf_diversed.generation import measurements
 from hf_diversed.generation.confidence import DEFAULT_COST, ConfidenceRule, ThresholdRule, logit
-from hf_diversed.generation.drafting import DiversedCandidateGenerator
+from hf_diversed.generation.drafting import ModelDrafter
 from hf_diversed.generation.measurements import ConfidenceFit
 from hf_diversed.generation.options import MAX_CONFIDENT_TOKENS
 from hf_diversed.generation.schedules import MAX_GAMMA, AdaptiveSchedule
@@ -132,14 +132,14 @@ def test_lossless_greedy_is_the_targets(pair, given: dict, batch_size: int):
 
 def test_counts_are_those_of_the_blocks(pair, monkeypatch):
     """Catches drafted tokens that are counted for the maximum length of a block, or for rows that had fewer."""
-    blocks, propose = [], DiversedCandidateGenerator.propose
+    blocks, propose = [], ModelDrafter.propose
 
     def watched(self, counts):
         draft, drafted = propose(self, counts)
         blocks.append((counts.host, 0 if draft is None else draft.tokens.shape[1]))
         return draft, drafted
 
-    monkeypatch.setattr(DiversedCandidateGenerator, "propose", watched)
+    monkeypatch.setattr(ModelDrafter, "propose", watched)
     listener = Listener()
     for batch_size, streamer in ((1, listener), (4, None)):
         blocks.clear()

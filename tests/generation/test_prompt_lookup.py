@@ -14,7 +14,7 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 import hf_diversed
 from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, diversed_decoding
 from hf_diversed.blocks import DraftOutput
-from hf_diversed.generation.drafting import DiversedCandidateGenerator
+from hf_diversed.generation.drafting import ModelDrafter
 from hf_diversed.generation.prompt_lookup import CopyingDrafter, PromptLookupDrafter
 from hf_diversed.verifiers import PhaseVerifier
 from tests.tiny import EOS, PAD, ragged_batch, tiny_draft, tiny_model
@@ -237,7 +237,7 @@ def test_copies_before_a_draft_model_keep_greedy_decoding(pair, blocks, batch_si
 
 def test_the_draft_model_catches_up_after_copies(pair, blocks, monkeypatch):
     """Catches draft tokens that the model would not choose after the text so far."""
-    propose, target, draft = DiversedCandidateGenerator.propose, *pair
+    propose, target, draft = ModelDrafter.propose, *pair
 
     def checked(self, counts):
         block, drafted = propose(self, counts)
@@ -247,7 +247,7 @@ def test_the_draft_model_catches_up_after_copies(pair, blocks, monkeypatch):
             text = torch.cat([text, token[None, None]], dim=1)
         return block, drafted
 
-    monkeypatch.setattr(DiversedCandidateGenerator, "propose", checked)
+    monkeypatch.setattr(ModelDrafter, "propose", checked)
     call = {**repetitive_batch(1), "max_new_tokens": 40, "do_sample": False, "max_matching_ngram_size": 1}
     target.generate(**call, **BOTH, assistant_model=draft)
     assert {copied for copied, _ in blocks} == {True, False}

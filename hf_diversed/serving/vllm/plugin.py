@@ -6,6 +6,7 @@ and one line of its log names the differences.
 """
 
 import functools
+import importlib
 import importlib.util
 import logging
 import multiprocessing
@@ -30,8 +31,8 @@ def register() -> None:
     if multiprocessing.parent_process() is not None:  # a process of the engine, which never calls `generate`
         uninstall_hook()
     watch(_ADMITTING, lambda module: _after_init(module, "InputProcessor", _admit))
-    watch(_SAMPLING_V1, lambda module: _after_init(module, "GPUModelRunner", _sample_v1))
-    watch(_SAMPLING_V2, lambda module: _after_init(module, "Sampler", _sample_v2))
+    watch(_SAMPLING_V1, lambda module: _after_init(module, "GPUModelRunner", functools.partial(_sample, "runner_v1")))
+    watch(_SAMPLING_V2, lambda module: _after_init(module, "Sampler", functools.partial(_sample, "runner_v2")))
 
 
 def _after_init(module: ModuleType, name: str, then: Callable[[Any, Any], None]) -> None:
@@ -69,20 +70,11 @@ def _admit(processor: Any, vllm_config: Any) -> None:
     http.serve(deployment)
 
 
-def _sample_v1(runner: Any, vllm_config: Any) -> None:
+def _sample(name: str, served: Any, vllm_config: Any) -> None:
+    """Let a model runner (`runner_v1`) or a sampler (`runner_v2`) use the deployment's verifiers."""
     deployment = _deployment(vllm_config)
     if deployment is not None:
-        from hf_diversed.serving.vllm import runner_v1
-
-        runner_v1.serve(runner, deployment)
-
-
-def _sample_v2(sampler: Any, vllm_config: Any) -> None:
-    deployment = _deployment(vllm_config)
-    if deployment is not None:
-        from hf_diversed.serving.vllm import runner_v2
-
-        runner_v2.serve(sampler, deployment)
+        importlib.import_module(f"hf_diversed.serving.vllm.{name}").serve(served, deployment)
 
 
 def _deployment(vllm_config: Any, admits: bool = False) -> Any:
