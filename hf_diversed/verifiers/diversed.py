@@ -176,7 +176,7 @@ class DiversedVerifier(MixtureVerifier):
 
     def weights(self, draft: DraftOutput, target: TargetOutput, row_values: dict[str, torch.Tensor]) -> Weights:
         inputs, tv = self.observe(draft, target)
-        device, strictness = draft.tokens.device, row_values["strictness"]
+        device, strictness = draft.tokens.device, row_values.get("strictness")  # vLLM omits it if all are 0.5
         # float32: autocast lets the head return a narrower dtype
         weight = self._weight(self.head(**inputs).to(device, torch.float32), strictness)
         kept = inputs if self.keeps_inputs else None
@@ -190,12 +190,14 @@ class DiversedVerifier(MixtureVerifier):
                 end = start + token.shape[-2]
                 logit[..., start:end] = self.head(**of_prefix, token=token)
                 start = end
-            return self._weight(logit, strictness[..., None])
+            return self._weight(logit, None if strictness is None else strictness[..., None])
 
         return Weights(weight, tv, kept, per_token)
 
-    def _weight(self, logit: torch.Tensor, strictness: torch.Tensor) -> torch.Tensor:
+    def _weight(self, logit: torch.Tensor, strictness: torch.Tensor | None) -> torch.Tensor:
         """Return the weights for logits of the head at a strictness; 0 and 1 are exact even if logits are NaN."""
+        if strictness is None:
+            return torch.sigmoid(logit)
         if self.head.needs_token:
             slope = cast(TokenHead, self.head).ratio_slope()
             weight = torch.sigmoid(shift_lenience(logit, strictness, slope.to(logit.device)))
