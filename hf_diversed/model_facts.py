@@ -324,7 +324,7 @@ def layer_stack(model: PreTrainedModel) -> nn.ModuleList | None:
     return stacks[0] if len(stacks) == 1 else None
 
 
-def kept_with(model: PreTrainedModel) -> nn.Module:
+def weak_key(model: PreTrainedModel) -> nn.Module:
     """Return the key of weak dictionaries for data that outlives a call: the model's input embedding.
 
     Shallow copies of a model, which `generate` may run, share it. For a view it is that of the original model.

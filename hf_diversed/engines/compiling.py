@@ -23,7 +23,7 @@ logger = _compat.get_logger(__name__)
 MAX_COMPILED = 64  # functions per target model; the least recently used are dropped first
 _COMPILED_BY_UPSTREAM = ("cuda", "xpu", "neuron", "tpu")
 REPLAYING_DEVICES = ("cuda",)
-UNTRACEABLE_RULES = "the verifier or a logits processor cannot be traced by torch.compile"
+UNTRACEABLE_ROUND = "the verifier or a logits processor cannot be traced by torch.compile"
 _GLOBAL_HOOKS = ("forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks")
 _numbers = itertools.count()
 _compiled: "weakref.WeakKeyDictionary[nn.Module, list[CompiledFunction]]" = weakref.WeakKeyDictionary()
@@ -149,7 +149,7 @@ class Compiler:
 
     def __init__(self, config: CompileConfig | None, target: PreTrainedModel, check_every_run: bool = False):
         self.config, self._target = config, target
-        self._kept_with = model_facts.kept_with(target)
+        self._kept_with = model_facts.weak_key(target)
         self._config_key = None if config is None else (config.backend, config.mode, repr(config.options))
         self._check_every_run = check_every_run
         self.replays = config is not None and replays(config) and target.device.type in REPLAYING_DEVICES
@@ -204,7 +204,7 @@ class Compiler:
         """Stop compiling in this call and in later ones with this model, which dynamo cannot trace."""
         self.config = None
         self.stopped_by = f"torch.compile cannot trace {describe(model)}: {str(error).splitlines()[0].rstrip('.')}"
-        _untraceable[model_facts.kept_with(model)] = self.stopped_by
+        _untraceable[model_facts.weak_key(model)] = self.stopped_by
         warn_once(self._target, f'cache_implementation="static" has no effect: {self.stopped_by}.')
 
     def stats(self) -> CompileStats:
@@ -256,18 +256,18 @@ def code_of(function: Callable, parts: Sequence[object]) -> tuple:
 
 def why_untraceable(*models: PreTrainedModel | None) -> str | None:
     """Return why one of the models could not be compiled in an earlier call; None if there was no such failure."""
-    reasons = (_untraceable.get(model_facts.kept_with(model)) for model in models if model is not None)
+    reasons = (_untraceable.get(model_facts.weak_key(model)) for model in models if model is not None)
     return next((reason for reason in reasons if reason is not None), None)
 
 
 def is_untraceable(target: PreTrainedModel, label: str) -> bool:
     """Return whether tracing of a round failed in an earlier call with this label."""
-    return label in _untraceable_rounds.get(model_facts.kept_with(target), ())
+    return label in _untraceable_rounds.get(model_facts.weak_key(target), ())
 
 
 def record_untraceable(target: PreTrainedModel, label: str) -> None:
     """Prevent later calls with this label from tracing a round."""
-    _untraceable_rounds.setdefault(model_facts.kept_with(target), set()).add(label)
+    _untraceable_rounds.setdefault(model_facts.weak_key(target), set()).add(label)
 
 
 def describe(model: PreTrainedModel) -> str:
@@ -278,7 +278,7 @@ def describe(model: PreTrainedModel) -> str:
 
 def warn_once(model: PreTrainedModel, message: str) -> None:
     """Log a warning about a model, once per model and message."""
-    logged = _warned.setdefault(model_facts.kept_with(model), set())
+    logged = _warned.setdefault(model_facts.weak_key(model), set())
     if message not in logged:
         logged.add(message)
         logger.warning(message)

@@ -12,7 +12,7 @@ from hf_diversed.blocks import Round
 from hf_diversed.engines import static_round
 from hf_diversed.engines.buffers import SMALLEST_GAMMA, gamma_for, pad_rows, size_for
 from hf_diversed.engines.compiling import (
-    UNTRACEABLE_RULES,
+    UNTRACEABLE_ROUND,
     Compiler,
     Shape,
     cannot_be_traced,
@@ -85,7 +85,7 @@ class StaticEngine(EagerEngine):
         self._settings = None if self.forwards_only else self._collect_settings()
         self._label = "" if self._settings is None else _label(self._settings)
         if is_untraceable(self.target.model, self._label):
-            self._settings, self.forwards_only = None, UNTRACEABLE_RULES
+            self._settings, self.forwards_only = None, UNTRACEABLE_ROUND
         self._latest: tuple[Callable, Shape] | None = None  # the last function run, and its shape
 
     def _collect_settings(self) -> CallSettings:
@@ -199,7 +199,7 @@ class StaticEngine(EagerEngine):
 
     def _continue_by_forwards(self, error: Exception, gamma: int, verifier_state: VerifierState) -> Round:
         """Run this round and all later ones by compiled forwards. Tracing failed before anything was written."""
-        self.forwards_only = UNTRACEABLE_RULES
+        self.forwards_only = UNTRACEABLE_ROUND
         self._settings = None
         round = self._round_by_forwards(gamma, verifier_state)
         if self.compiler.config is not None:  # otherwise one of the models cannot be traced
@@ -274,7 +274,7 @@ def _label(settings: CallSettings) -> str:
     """Return a label for `Compiler.has`: draft model, verifier without its per-row settings, and processors."""
     verifier = settings.verifier
     fixed = {name: value for name, value in verifier.settings().items() if name not in verifier.row_settings}
-    draft = id(model_facts.kept_with(settings.draft)), model_facts.num_layers(settings.draft)
+    draft = id(model_facts.weak_key(settings.draft)), model_facts.num_layers(settings.draft)
     return repr((draft, type(verifier), fixed, [type(each) for each in settings.processors]))
 
 

@@ -101,7 +101,7 @@ class StaticModel(RaggedModel):
     def __init__(self, model: PreTrainedModel, *args, compiler: Compiler, **kwargs):
         super().__init__(model, *args, **kwargs)
         self._compiler, self.widths = compiler, {1, 2}  # the widths of draft steps
-        self._owner = model_facts.kept_with(model)
+        self._owner = model_facts.weak_key(model)
         self._label = repr((id(self._owner), model_facts.num_layers(model)))
         # Columns beyond the last position are masked, so their positions do not matter.
         missing = capacity_for(self._positions.shape[1]) - self._positions.shape[1]

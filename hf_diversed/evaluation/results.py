@@ -74,11 +74,13 @@ def read_results(folder: Path | str, header: dict | None = None) -> Results:
             continue
         results = results or Results(lines[0])
         _check_header(path, lines[0], results.header)
-        results.all_recorded &= "provenance" in lines[min(1, len(lines) - 1)]
+        recorded = False  # whether a session precedes the calls
         for number, entry in enumerate(lines[1:], start=2):
             if "provenance" in entry:
                 results.sessions.append(entry["provenance"])
+                recorded = True
                 continue
+            results.all_recorded &= recorded
             if missing := _KEY - entry.keys():
                 raise ValueError(f"{path}, line {number} lacks {', '.join(sorted(missing))}; {REMOVE_LINE}")
             results.add(entry)

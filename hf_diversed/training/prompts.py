@@ -1,6 +1,7 @@
-"""The order of prompts in training."""
+"""The prompts of training: their rows and their order."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.utils.data import Sampler
@@ -35,3 +36,12 @@ class RolloutOrder(Sampler[int]):
         generator = torch.Generator().manual_seed(self.seed)
         while True:
             yield from torch.randperm(self.num_prompts, generator=generator).tolist()
+
+
+def check_rows(name: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Raise ValueError if rows of a dataset cannot be trained on; `name` is that of the dataset."""
+    without = next((row for row in rows if "prompt" not in row), None) if len(rows) else {}
+    if without is not None:
+        raise ValueError(f'{name} must hold rows with a "prompt", got {sorted(without) if len(rows) else "no row"}.')
+    if any("completions" in row for row in rows):
+        raise ValueError(f"{name} must not have a column 'completions', which rewards receive; rename the column.")

@@ -29,7 +29,7 @@ from hf_diversed.training.checkpoints import AtomicCheckpoints, Rescue, find_che
 from hf_diversed.training.constraint import ConstraintCallback
 from hf_diversed.training.loading import fresh_head, load_frozen, load_tokenizer, set_initial_prediction
 from hf_diversed.training.objective import diversed_loss, leave_one_out
-from hf_diversed.training.prompts import RolloutOrder
+from hf_diversed.training.prompts import RolloutOrder, check_rows
 from hf_diversed.training.references import ReferenceRewards
 from hf_diversed.training.rollout import RecordingVerifier, Sampler
 from hf_diversed.training.run_folder import check_writable, sole_run
@@ -103,9 +103,9 @@ class DiversedTrainer(AtomicCheckpoints):
         single = isinstance(reward_funcs, str) or callable(reward_funcs)
         functions: Any = [reward_funcs] if single else reward_funcs
         self.scorer = Scorer(RewardSum(functions, args.reward_weights))
-        _check_rows("train_dataset", train_dataset)
+        check_rows("train_dataset", train_dataset)
         if eval_dataset is not None:
-            _check_rows("eval_dataset", eval_dataset)
+            check_rows("eval_dataset", eval_dataset)
         elif args.eval_strategy != IntervalStrategy.NO:
             raise ValueError(
                 f'eval_strategy="{args.eval_strategy.value}" needs eval_dataset, got none (one prompt cannot be '
@@ -497,11 +497,3 @@ class DiversedTrainer(AtomicCheckpoints):
     def _save_checkpoint(self, model, trial) -> None:
         with self._timed("save"):
             super()._save_checkpoint(model, trial)
-
-
-def _check_rows(name: str, rows: Rows) -> None:
-    without = next((row for row in rows if "prompt" not in row), None) if len(rows) else {}
-    if without is not None:
-        raise ValueError(f'{name} must hold rows with a "prompt", got {sorted(without) if len(rows) else "no row"}.')
-    if any("completions" in row for row in rows):
-        raise ValueError(f"{name} must not have a column 'completions', which rewards receive; rename the column.")

@@ -168,8 +168,8 @@ def test_views_share_the_key_of_their_model(pair, monkeypatch):
     """Catches functions with hidden states or early exit that later calls do not recognise as compiled."""
     model = pair[0]
     for view in (model_facts.recording_view(model), model_facts.first_layers(model, 1), copy.copy(model)):
-        assert model_facts.kept_with(view) is model.get_input_embeddings()
-        assert model_facts.kept_with(model_facts.recording_view(view)) is model.get_input_embeddings()
+        assert model_facts.weak_key(view) is model.get_input_embeddings()
+        assert model_facts.weak_key(model_facts.recording_view(view)) is model.get_input_embeddings()
     keep_functions_untraced(monkeypatch)
     for _ in range(2):
         decode(pair, TRACED, DiversedVerifier(tiny_head(features="both")))

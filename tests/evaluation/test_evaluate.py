@@ -157,6 +157,9 @@ def test_a_report_names_the_sessions_that_measured(pair, tmp_path, monkeypatch):
     written = json.loads((tmp_path / "evaluation.json").read_text())["provenance"]
     assert {name: written[name] for name in found} == found
     assert written["sessions"] == [{"argv": ["later"], "time": "2999"}]
+    (tmp_path / "batches-1.jsonl").write_text((tmp_path / "batches-0.jsonl").read_text().splitlines()[0] + "\n")
+    report(tmp_path)  # the process of rank 1 had no calls
+    assert json.loads((tmp_path / "evaluation.json").read_text())["provenance"] == written
     path = tmp_path / "batches-0.jsonl"  # an earlier version recorded no session
     path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if "argv" not in line))
     report(tmp_path)
