@@ -29,18 +29,21 @@ from hf_diversed.training import DiversedConfig, DiversedTrainer
 from hf_diversed.training.counterfactual import FitSettings, fit_head
 from hf_diversed.training.labels import load_labels
 from hf_diversed.training.loading import load_tokenizer
+from hf_diversed.training.settings import TrainingSettings
 
 
 # Options that only one of the two objectives reads.
 _LABEL_OPTIONS = {"kept_share", "per_token_gained"}
 _ROLLOUT_OPTIONS = {"head", "target", "draft", "dtype", "chat", "shots", "data_file", "eval_data_file", "reward_funcs"}
 _ROLLOUT_OPTIONS |= {"eval_split", "num_examples", "num_eval_examples", "resume"}
+_ROLLOUT_OPTIONS |= {item.name for item in fields(TrainingSettings)} - {"head_type"}
+_ROLLOUT_OPTIONS |= {"push_to_hub", "resume_from_checkpoint"}
 _AGAIN = "Run the same command with --resume to continue from the newest complete checkpoint."
 
 
 def train(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer | None:
     """Train a head and save it in `output_dir`; standard output receives only the folder's name."""
-    if (labels := labels_of(options)) is not None:
+    if (labels := labels_of(options, config)) is not None:
         train_on_labels(options, config, labels)
         return None
     start = resume_point_of(config.resume_from_checkpoint, options.resume)
@@ -60,7 +63,7 @@ def train(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer | No
     return trainer
 
 
-def labels_of(options: TrainOptions) -> Path | None:
+def labels_of(options: TrainOptions, config: DiversedConfig) -> Path | None:
     """Return the file of labels, or None for training on rollouts. Raises ValueError if options are inconsistent."""
     if options.objective not in ("rollouts", "counterfactual"):
         raise ValueError(f"--objective must be rollouts or counterfactual, got {options.objective!r}.")
@@ -69,8 +72,8 @@ def labels_of(options: TrainOptions) -> Path | None:
             "--objective counterfactual and --labels FILE belong together; make the file with `hf-diversed label`."
         )
     unused = _ROLLOUT_OPTIONS if options.labels is not None else _LABEL_OPTIONS
-    changed = [item.name for item in fields(options) if getattr(options, item.name) != item.default]
-    given = [flag(name) for name in changed if name in unused]
+    values, known = vars(config) | vars(options), (*fields(options), *fields(config))
+    given = [flag(item.name) for item in known if item.name in unused and values[item.name] != item.default]
     if given:
         raise ValueError(f"not used with --objective {options.objective}: {', '.join(given)}. Leave them out.")
     return options.labels
@@ -106,6 +109,10 @@ def build_trainer(options: TrainOptions, config: DiversedConfig) -> DiversedTrai
     """Load records, rewards, head and pair, and build the trainer."""
     check_pair(options.target, options.draft)
     check_dtype(options.dtype)
+    if options.eval_split not in (TrainOptions.eval_split, "train") and (options.data_file or options.eval_data_file):
+        raise ValueError(
+            f"--eval-split {options.eval_split} has no effect with --data-file or --eval-data-file; leave it out."
+        )
     execution = {
         "allow_code_execution": options.allow_code_execution,
         "unsafe_code_execution": options.unsafe_code_execution,
@@ -147,7 +154,9 @@ def pair_options(target: str | None, draft: str | None, dtype: str | None, confi
 def load_rows(options: TrainOptions, task: Task, seed: int, held_out: bool) -> tuple[list[dict], list[dict] | None]:
     """Return training and held-out rows. They are disjoint even if they come from the same split or file."""
     n, n_eval = options.num_examples, options.num_eval_examples if held_out else 0
-    shared = n_eval and not options.eval_data_file and (options.data_file or options.eval_split == "train")
+    files = [name and Path(name).resolve() for name in (options.data_file, options.eval_data_file)]
+    one_source = files[1] in (None, files[0]) and (files[0] is not None or options.eval_split == "train")
+    shared = one_source and n_eval > 0
     records = read_records(task, "train", n + n_eval if shared else n, seed, options.data_file)
     if shared:
         random.Random(seed).shuffle(records)  # a file may be sorted

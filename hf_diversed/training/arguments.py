@@ -64,6 +64,11 @@ class DiversedConfig(TrainingSettings, TrainingArguments):
                 f"per_device_train_batch_size must be a multiple of num_generations={self.num_generations}, got "
                 f"{self.per_device_train_batch_size}: each device draws whole groups."
             )
+        if getattr(self, "enable_jit_checkpoint", False) or self.auto_find_batch_size:
+            raise ValueError(
+                "enable_jit_checkpoint and auto_find_batch_size are not supported: a run can be resumed at rollouts "
+                "only, and its batch size determines the groups of rollouts. Leave them out."
+            )
         for name in ("max_steps", "save_steps", "eval_steps"):
             steps = getattr(self, name)
             used = getattr(self, name.replace("_steps", "_strategy"), "steps") == "steps"
@@ -87,6 +92,20 @@ class DiversedConfig(TrainingSettings, TrainingArguments):
                 f"baseline=prompt needs num_generations of at least 2, got {self.num_generations}: a rollout is "
                 "compared with the prompt's other rollouts."
             )
+
+
+# Options of a new head, which a given one does not use.
+HEAD_OPTIONS = ("head_features", "token_features", "head_type", "initial_weight", "initial_lenience")
+
+
+def check_no_head_options(config: DiversedConfig) -> None:
+    """Raise ValueError if an option of a new head is set."""
+    defaults = {item.name: item.default for item in fields(TrainingSettings)}
+    given = [name for name in HEAD_OPTIONS if getattr(config, name) != defaults[name]]
+    if given:
+        raise ValueError(
+            f"{', '.join(given)} only apply to a new head, but a head to continue training was given; leave them out."
+        )
 
 
 def own_settings(config: DiversedConfig) -> dict[str, Any]:

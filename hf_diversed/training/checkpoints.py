@@ -30,7 +30,8 @@ def find_checkpoint(requested: str | bool | None, output_dir: Path) -> str | Non
         requested: a checkpoint folder, or True for the newest checkpoint in `output_dir`.
 
     Raises:
-        ValueError: if the folder is missing, or has no optimizer state: `Trainer` would start with a new optimizer.
+        ValueError: if the folder is missing, has no optimizer state (`Trainer` would start with a new optimizer), or
+            is not in `output_dir`, where the best checkpoint and the reference rewards of its run are.
     """
     found = resume_point(output_dir) if requested is True else requested or None
     if found is None:
@@ -41,6 +42,11 @@ def find_checkpoint(requested: str | bool | None, output_dir: Path) -> str | Non
     if not (folder / OPTIMIZER_NAME).exists():
         advice = resume_point(folder) or "a checkpoint that was saved with save_only_model=False"
         raise ValueError(f"{folder} has no {OPTIMIZER_NAME}, so training cannot continue from it; pass {advice}.")
+    if folder.resolve().parent != output_dir.resolve():
+        raise ValueError(
+            f"{folder} belongs to the run in {folder.parent}, not to output_dir={output_dir}; pass {folder.parent} as "
+            "output_dir, or copy that folder and continue the copy."
+        )
     return found
 
 
@@ -101,10 +107,6 @@ class AtomicCheckpoints(Trainer):
                 use_mtime=True,
             )
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        with writing(Path(output_dir or self.args.output_dir), *WRITE_FAILURES):
-            super().save_model(output_dir, _internal_call)
-
     def save_state(self) -> None:
         with writing(Path(self.args.output_dir) / TRAINER_STATE_NAME):
             super().save_state()
@@ -112,6 +114,8 @@ class AtomicCheckpoints(Trainer):
     def _load_callback_state(self) -> None:
         super()._load_callback_state()  # called after the other state of a checkpoint is loaded
         self._locate_best()
+        if self.args.load_best_model_at_end and self.state.best_model_checkpoint is None:  # it was removed
+            self.state.best_metric = self.state.best_global_step = None
 
     def _load_best_model(self) -> None:
         if self.state.best_model_checkpoint is not None:

@@ -1,5 +1,6 @@
 """`DiversedTrainer` trains a head for a frozen pair and a reward, on transformers' `Trainer`."""
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -17,15 +18,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerContro
 from transformers.trainer_utils import HubStrategy, IntervalStrategy
 
 from hf_diversed import _compat
+from hf_diversed.files import writing
 from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.prompts import check_context, encode
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
+from hf_diversed.hub import PushError
 from hf_diversed.method_names import AS_TRAINED
-from hf_diversed.provenance import data_digest, model_digest, provenance, recorded_settings
+from hf_diversed.provenance import data_digest, model_digest, module_digest, provenance, recorded_settings
 from hf_diversed.tasks.rewards import RewardError, RewardFunc, RewardSum
-from hf_diversed.training.arguments import DiversedConfig, own_settings
-from hf_diversed.training.checkpoints import AtomicCheckpoints, Rescue, find_checkpoint
+from hf_diversed.training.arguments import HEAD_OPTIONS, DiversedConfig, check_no_head_options, own_settings
+from hf_diversed.training.checkpoints import WRITE_FAILURES, AtomicCheckpoints, Rescue, find_checkpoint
 from hf_diversed.training.constraint import ConstraintCallback
 from hf_diversed.training.loading import fresh_head, load_frozen, load_tokenizer, set_initial_prediction
 from hf_diversed.training.objective import diversed_loss, leave_one_out
@@ -62,8 +65,8 @@ class DiversedTrainer(AtomicCheckpoints):
         target: the target model, or its name or folder (loaded with `args.model_init_kwargs`).
         draft: the draft model, or its name or folder. None for prompt lookup, as in
             `generate(prompt_lookup_num_tokens=...)`.
-        head: head to continue training; None creates one from `args.head_features`, `args.token_features` and
-            `args.head_type`.
+        head: head to continue training; None creates one from `args.head_features`, `args.token_features`,
+            `args.head_type` and its initial prediction, which must not be set otherwise.
         reward_funcs: one or more functions `(completions, **columns) -> list[float | None]`, or their names; see
             `tasks.rewards.load_reward`.
         args: the settings of the run.
@@ -117,12 +120,15 @@ class DiversedTrainer(AtomicCheckpoints):
         target, draft = load_frozen(target, args), None if draft is None else load_frozen(draft, args)
         if args.n_gpu > 1:
             args._n_gpu = 1  # DataParallel would split groups of rollouts; use `accelerate launch` for more devices
-        self._fresh = head is None
+        if head is not None:
+            check_no_head_options(args)
+        self._fresh, self._continued_from = head is None, None if head is None else module_digest(head)
         head = head or fresh_head(target, draft, args)
         head.config.task = task or head.config.task
         head.config.strictness, head.config.calibration = AS_TRAINED, None  # valid for the earlier weights only
         decoding = {"training_temperature": args.temperature, "num_assistant_tokens": args.num_assistant_tokens}
         head.config.update(DiversedHeadConfig.about_pair(target, draft) | decoding)
+        args = copy.copy(args)  # may be used for other heads, which have other defaults
         args.set_head_defaults(head.needs_token)
         settings = Sampling(
             temperature=args.temperature,
@@ -173,7 +179,7 @@ class DiversedTrainer(AtomicCheckpoints):
             kwargs: other arguments of `Trainer.train`.
 
         Raises:
-            ValueError: if the given folder is missing or contains no optimizer state.
+            ValueError: if the given folder is missing, contains no optimizer state or is not in `output_dir`.
             RewardError: if a reward raises. A checkpoint of the steps so far is saved first.
             OSError: if another run is training in `output_dir`, or a file there cannot be written.
         """
@@ -265,6 +271,7 @@ class DiversedTrainer(AtomicCheckpoints):
         for values in (self.model.input_mean, self.model.input_std):
             values.copy_(broadcast(values))
         set_initial_prediction(self.model, self.args)
+        self._fresh = False
 
     def compute_loss(self, model, inputs: _Batch, return_outputs: bool = False, num_items_in_batch=None):
         """Return the loss of one update on this device's rollouts. Target and draft model are not run."""
@@ -417,10 +424,13 @@ class DiversedTrainer(AtomicCheckpoints):
         if not self.args.should_save:
             return
         folder = Path(output_dir or self.args.output_dir)
-        self.model.save_pretrained(folder)
         step = self.state.global_step if self._step_of_head is None else self._step_of_head
+        settings = own_settings(self.args)
+        if self._continued_from is not None:
+            settings = {name: value for name, value in settings.items() if name not in HEAD_OPTIONS}
         record = provenance(self.args.seed, self.sampler.pair.target.device) | {
-            "training": recorded_settings(own_settings(self.args)),
+            "training": recorded_settings(settings),
+            "continued_from": self._continued_from,
             "rewards": self.scorer.reward.names,
             "step": step,
             "validation": self._validation(step),
@@ -429,7 +439,9 @@ class DiversedTrainer(AtomicCheckpoints):
             "num_eval_prompts": len(self.eval_dataset or ()),
             "world_size": self.args.world_size,
         }
-        (folder / "provenance.json").write_text(json.dumps(record, indent=2, default=str) + "\n")
+        with writing(folder, *WRITE_FAILURES):
+            self.model.save_pretrained(folder)
+            (folder / "provenance.json").write_text(json.dumps(record, indent=2, default=str) + "\n")
 
     def _validation(self, step: int) -> dict[str, float] | None:
         """Return the metrics of the evaluation at `step`; None if there was none."""
@@ -481,7 +493,7 @@ class DiversedTrainer(AtomicCheckpoints):
             return
         try:
             self.push_to_hub(commit_message=f"Training in progress, step {self.state.global_step}")
-        except OSError as error:
+        except PushError as error:
             logger.warning(f"training continues, but its head could not be published: {error}")
 
     def _load_callback_state(self) -> None:

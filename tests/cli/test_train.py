@@ -197,6 +197,10 @@ def test_held_out_rows_are_never_trained_on(tmp_path):
     train_rows, eval_rows = load_rows(arguments, get_task("gsm8k"), seed=0, held_out=True)
     assert not {row["question"] for row in train_rows} & {row["question"] for row in eval_rows}
     assert (len(train_rows), len(eval_rows)) == (6, 4)
+    arguments.eval_data_file = str(tmp_path / "." / "data.jsonl")
+    train_rows, eval_rows = load_rows(arguments, get_task("gsm8k"), seed=0, held_out=True)
+    assert not {row["question"] for row in train_rows} & {row["question"] for row in eval_rows}
+    arguments.eval_data_file = None
     arguments.num_examples = 6  # the whole file
     _, eval_rows = load_rows(arguments, get_task("gsm8k"), seed=0, held_out=True)
     assert [row["question"] for row in eval_rows] != ["Q6", "Q7", "Q8", "Q9"]  # a file may be sorted

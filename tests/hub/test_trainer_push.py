@@ -38,4 +38,4 @@ def test_an_unreachable_hub_does_not_end_a_training(hub, tmp_path, caplog):
     assert "training continues" in caplog.text
     assert (tmp_path / "checkpoint-2").is_dir()
     with pytest.raises(PushError):
-        trainer.push_to_hub()
+        trainer.save_model()

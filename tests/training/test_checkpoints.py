@@ -27,6 +27,8 @@ def test_a_folder_without_the_optimizer_is_refused(unbroken, tmp_path):
         trainer(tmp_path).train(resume_from_checkpoint=str(unbroken))
     with pytest.raises(ValueError, match=r"folder .*none does not exist"):
         trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "none"))
+    with pytest.raises(ValueError, match=f"belongs to the run in {unbroken}, not to"):  # it has the best head
+        trainer(tmp_path).train(resume_from_checkpoint=str(unbroken / "checkpoint-6"))
 
 
 def test_an_interrupted_first_save_does_not_count(unbroken, tmp_path, monkeypatch):

@@ -83,7 +83,7 @@ def test_failing_last_save(tmp_path, monkeypatch, call: str):
     def fail(*args, **kwargs):
         raise FAILURES["system"]
 
-    monkeypatch.setattr(failing, "_save", fail)
+    monkeypatch.setattr(failing.model, "save_pretrained", fail)
     monkeypatch.setattr(type(failing.state), "save_to_json", fail)
     with pytest.raises(WriteError, match=f"{tmp_path}.* could not be written"):
         getattr(failing, call)()

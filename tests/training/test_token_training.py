@@ -1,8 +1,12 @@
 """Training of heads with token features: their start, their baseline, and what they learn."""
 
+import json
+
 import pytest
 import torch
 
+from hf_diversed.provenance import module_digest
+from hf_diversed.training import DiversedTrainer
 from tests.training import runs
 from tests.training.test_trainer import TOKEN, history
 
@@ -23,8 +27,31 @@ def test_starts_at_the_lenience_and_stays_there(tmp_path, head_type: str):
 def test_settings_follow_the_head_that_is_given(tmp_path):
     """Catches a given head that is trained with the settings of the other kind."""
     head = runs.trainer(tmp_path / "first", **TOKEN).model
-    args = runs.trainer(tmp_path / "second", head=head).args
-    assert (args.clip_range, args.baseline) == (0.5, "prompt")
+    settings = runs.config(tmp_path / "second")
+    trainer = DiversedTrainer(
+        *runs.pair(),
+        head,
+        reward_funcs=by_prompt,
+        args=settings,
+        train_dataset=runs.rows(),
+        processing_class=runs.tokenizer(),
+    )
+    assert (trainer.args.clip_range, trainer.args.baseline) == (0.5, "prompt")
+    assert (settings.clip_range, settings.baseline) == (None, None)  # they may be used for a mixture head
+    trainer.save_model()
+    found = json.loads((tmp_path / "second" / "provenance.json").read_text())
+    assert found["continued_from"] == module_digest(head)
+    assert "token_features" not in found["training"]
+    with pytest.raises(ValueError, match="head_type only apply to a new head"):
+        runs.trainer(tmp_path / "third", head=head, head_type="mlp")
+
+
+def test_training_again_continues(tmp_path, monkeypatch):
+    """Catches a second call of `train` that resets the head to its initial prediction."""
+    trainer = runs.trained(tmp_path, **TOKEN, max_steps=2)
+    monkeypatch.setattr(trainer, "_standardize", pytest.fail)
+    trainer.train()
+    assert trainer.state.global_step == 2
 
 
 def by_prompt(completions, number, **columns) -> list[float]:
