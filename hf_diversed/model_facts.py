@@ -40,6 +40,7 @@ ALIBI_MODEL_TYPES = {"bloom", "mpt"}
 
 _ODD_CACHES = {
     "cpmant": "adds tokens before the prompt",
+    **dict.fromkeys(("kosmos_2_text_model", "kosmos_2_5_text_model"), "counts positions from the padding id"),
     "dory": "adds layers to its cache while it runs",
     "prophetnet": "reads only one token at a time after its cache",
     "xlm": "adds a mask token after the text",
@@ -338,6 +339,7 @@ def _view(module: nn.Module, stack: nn.Module | None = None, count: int | None =
     """Copy the module tree with shared parameters and buffers, and only the first `count` layers of `stack`."""
     twin = module.__class__.__new__(module.__class__)  # `copy.copy` fails for modules that do not support pickling
     twin.__dict__ = module.__dict__.copy()
+    twin.__dict__.pop("_compiled_call_impl", None)  # `module.compile()` binds it to the original module
     twin.__dict__[_VIEWED] = vars(module).get(_VIEWED, module)
     twin._buffers = module._buffers.copy()  # a forward may register buffers, which belong to the view's attributes
     children = list(module._modules.items())[: count if module is stack else None]

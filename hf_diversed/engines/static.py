@@ -70,12 +70,17 @@ class StaticEngine(EagerEngine):
         return None
 
     @staticmethod
-    def why_forwards_only(verifier: Verifier, processor: BlockProcessor, models: tuple) -> str | None:
-        """Return why a round cannot be one function and only the forwards are compiled; None if it can."""
+    def why_forwards_only(
+        verifier: Verifier, processor: BlockProcessor, models: tuple, device: torch.device
+    ) -> str | None:
+        """Return why a round cannot be one function and only the forwards are compiled; None if it can.
+
+        `device` is that of the ids.
+        """
         if None in models:
             return "draft tokens are looked up on the host"
-        if len({model_facts.device(model) for model in models}) > 1:
-            return "the models are on different devices"
+        if {model_facts.device(model) for model in models} != {device}:
+            return "the models and the ids are on different devices"
         if processor.reads_prefix:
             return "a logits processor reads the text so far"
         return f"{type(verifier).__name__} reads the text so far" if verifier.needs_input_ids else None

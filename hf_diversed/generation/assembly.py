@@ -128,7 +128,9 @@ class Parts:
                 draft=drafter.model if isinstance(drafter, ModelDrafter) else None,  # type: ignore[arg-type]
                 compiler=compiler,
                 keep_scores=bool(wants) or streams_records,
-                forwards_only=StaticEngine.why_forwards_only(self.verifier, self.processor, (model, self.draft)),
+                forwards_only=StaticEngine.why_forwards_only(
+                    self.verifier, self.processor, (model, self.draft), self.rows.ids.device
+                ),
             )
         return engine(
             rows=self.rows,

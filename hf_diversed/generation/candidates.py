@@ -339,7 +339,7 @@ class CandidateDrafter:
             return None, drafted
         self.num_forwards += sum(map(bool, self._drafted))
         tokens = torch.nn.utils.rnn.pad_sequence(
-            [own for own, _ in found], batch_first=True, padding_value=rows.pad_id
+            [own for own, _ in found], batch_first=True, padding_value=rows.filler_id
         )
         rows.write_block(tokens)
         allowed = before_bans(self._bans, rows, tokens, drafted, self.vocab_size)

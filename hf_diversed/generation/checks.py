@@ -225,6 +225,12 @@ def check_shapes(input_ids: torch.Tensor, model_kwargs: dict) -> None:
             f"{name} must have the shape of input_ids, {list(expected)}, got {list(value.shape)}; pass the "
             "tokenizer's output unchanged."
         )
+    mask = model_kwargs.get("attention_mask")
+    if mask is not None and (empty := (mask == 0).all(dim=-1)).any():
+        raise ValueError(
+            f"every prompt must have a token, but attention_mask is 0 in all of row {int(empty.long().argmax())}; "
+            "remove empty prompts, or start them with a BOS token."
+        )
 
 
 def check_config(config: GenerationConfig) -> None:
@@ -489,5 +495,7 @@ def find_difference(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerB
 
 
 def _special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    added = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
-    return added.union(tokenizer.all_special_ids)
+    added = getattr(tokenizer, "added_tokens_decoder", None)
+    if not isinstance(added, dict):  # a method in MistralCommonBackend
+        return set(tokenizer.all_special_ids)
+    return {index for index, token in added.items() if token.special}.union(tokenizer.all_special_ids)

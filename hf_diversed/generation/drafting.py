@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from hf_diversed import model_facts
@@ -278,6 +277,12 @@ def draw_drafts(scores: torch.Tensor, noise: torch.Tensor | None, greedy: torch.
 
 
 def to_vocabulary(logits: torch.Tensor, size: int) -> torch.Tensor:
-    """Cut logits `[..., V']` to the first `size` ids, or pad them with -inf (probability 0)."""
+    """Cut logits `[..., V']` to the first `size` ids, or pad them with scores so low that the softmax is 0.
+
+    They are finite, because a processor may exclude all other ids.
+    """
     missing = size - logits.shape[-1]
-    return F.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits[..., :size]
+    if missing <= 0:
+        return logits[..., :size]
+    lowest = logits.amax(dim=-1, keepdim=True) - 1e4
+    return torch.cat([logits, lowest.expand(*lowest.shape[:-1], missing)], dim=-1)

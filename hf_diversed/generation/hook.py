@@ -84,6 +84,10 @@ def _refuse_modes_of_upstream(arguments: Arguments) -> None:
         raise ValueError(
             f"custom_generate={other_loop!r} cannot be combined with diversed_head= or verifier=; pass one."
         )
+    if arguments.named.get("synced_gpus"):
+        raise ValueError(
+            "synced_gpus=True is not supported with a verifier: processes need different numbers of rounds."
+        )
     checks.check_architecture(model, "target")  # the encoder of an encoder-decoder model would run
     if arguments.setting("token_healing"):
         raise ValueError(checks.TOKEN_HEALING)

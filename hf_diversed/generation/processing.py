@@ -4,6 +4,7 @@ Processors expect rows of equal length: `processor(input_ids[:, :l], scores)`, o
 that form here as well, and the result is used for the rows that have a position at column l.
 """
 
+import copy
 from collections.abc import Callable, Container, Iterable, MutableMapping, Sequence
 from threading import Lock
 from weakref import WeakKeyDictionary
@@ -114,7 +115,7 @@ def stop_criterion(tokenizer: PreTrainedTokenizerBase, stop_strings: str | Seque
             known[key] = criterion
             while len(known) > _MOST_KNOWN:
                 known.pop(next(iter(known)))
-    return criterion
+    return copy.copy(criterion)  # upstream moves its tensors between devices in every call
 
 
 class StopTracker:

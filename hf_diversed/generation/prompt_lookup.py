@@ -84,7 +84,7 @@ class PromptLookupDrafter:
         own = PerRow(lookups, torch.tensor(lookups, device=rows.ids.device))
         if not any(lookups):
             return None, own
-        tokens = torch.nn.utils.rnn.pad_sequence(found, batch_first=True, padding_value=rows.pad_id)
+        tokens = torch.nn.utils.rnn.pad_sequence(found, batch_first=True, padding_value=rows.filler_id)
         tokens = tokens.to(rows.ids.device)
         rows.write_block(tokens)
         scores = point_mass(tokens, self.vocab_size)

@@ -60,7 +60,7 @@ class RaggedRows:
         device = input_ids.device
         self.max_length, self.pad_id, self.temperatures = max_length, pad_id, temperatures
         self.greedy = None if temperatures is None else temperatures == 0.0
-        self.ids = torch.full((batch_size, max_length + spare), pad_id, dtype=torch.long, device=device)
+        self.ids = torch.full((batch_size, max_length + spare), max(pad_id, 0), dtype=torch.long, device=device)
         self.ids[:, : self.prompt_length] = input_ids
         lengths = torch.full((batch_size,), self.prompt_length, dtype=torch.long, device=device)
         self.lengths = PerRow([self.prompt_length] * batch_size, lengths)
@@ -70,7 +70,9 @@ class RaggedRows:
         self.origins = list(range(batch_size))
         self._all_ids, self._all_ends = self.ids, self.ends
         self._columns = torch.arange(self.ids.shape[1], device=device)
-        self._eos_id = eos_ids[0] if eos_ids else pad_id
+        # Models and processors read these two, so a negative id, as in eos_token_id=-1, is replaced.
+        self.filler_id = max(pad_id, 0)
+        self._eos_id = max(eos_ids[0], 0) if eos_ids else self.filler_id
         self.eos_ids = torch.tensor(eos_ids, device="cpu") if eos_ids else None
         self.eos_ids_device = torch.tensor(eos_ids, device=device) if eos_ids else None
 
@@ -159,7 +161,7 @@ class RaggedRows:
         if min(valid.host) >= column:
             return shown.clone()
         behind = self._columns[:column] - valid.device[:, None]
-        filled = torch.where(behind >= 0, self.pad_id, shown)
+        filled = torch.where(behind >= 0, self.filler_id, shown)
         return torch.where((behind == 0) & ~self.done[:, None], self._eos_id, filled)
 
     def drafted_view(self, column: int, valid: PerRow) -> torch.Tensor:
@@ -169,7 +171,7 @@ class RaggedRows:
             return shown
         eos = is_one_of(shown[:, self.prompt_length :], self.eos_ids_device).long()
         behind = F.pad(eos.cumsum(dim=-1) - eos > 0, (self.prompt_length, 0))
-        return shown.masked_fill(behind, self.pad_id)
+        return shown.masked_fill(behind, self.filler_id)
 
     def finished(self) -> tuple[torch.Tensor, list[int]]:
         """Return sequences and final lengths of the original batch, once all rows have finished.

@@ -16,7 +16,7 @@ from transformers.generation import stopping_criteria as sc
 
 from hf_diversed import LosslessVerifier
 from hf_diversed._compat import sort_criteria
-from hf_diversed.generation.processing import StopTracker
+from hf_diversed.generation.processing import StopTracker, stop_criterion
 from hf_diversed.generation.rows import PerRow, RaggedRows
 from tests import tiny
 
@@ -233,6 +233,7 @@ def test_a_criterion_is_made_once(monkeypatch, pair, tokenizer):
     for strings in ("w09", "w09", ["w09"], ["w09", "w08"]):
         relaxed(pair, stop_strings=strings, tokenizer=own)
     assert made == [["w09"], ["w09", "w08"]]
+    assert stop_criterion(own, "w09") is not stop_criterion(own, "w09")  # threads move its tensors between devices
     own.add_tokens(["another"])
     relaxed(pair, stop_strings="w09", tokenizer=own)
     assert made[2:] == [["w09"]]

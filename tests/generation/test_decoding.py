@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 
 from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier
 from hf_diversed.generation import decoding
@@ -226,6 +226,24 @@ def test_a_smaller_vocabulary_under_every_verifier(spec):
     assert out.stats.num_accepted > 0
 
 
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_processor_that_allows_only_ids_that_the_draft_model_lacks(do_sample):
+    """Catches an error about the draft model's scores, which are then all excluded."""
+
+    class Last(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            assert set(input_ids[:, 9:].unique().tolist()) <= {63}
+            return scores.masked_fill(torch.arange(64) < 63, -torch.inf)
+
+    target = tiny_model("llama")
+    draft = copy.deepcopy(target)
+    draft.resize_token_embeddings(60, mean_resizing=False)
+    call = {"logits_processor": LogitsProcessorList([Last()]), "do_sample": do_sample, "max_new_tokens": 6}
+    out = relaxed((target, draft), "lossless", ragged_batch(1), **call)
+    assert out.sequences[0, 9:].tolist() == [63] * 6
+    assert out.stats.num_accepted == out.stats.num_drafted > 0
+
+
 def test_smaller_vocabulary_of_the_draft_model(pair):
     """Catches the last id that the draft model knows replaced by another one."""
     target, draft = pair[0], copy.deepcopy(pair[0])
@@ -280,6 +298,16 @@ def test_heads_decode_under_autocast(pair, features):
     with torch.autocast("cpu", torch.bfloat16):
         out = relaxed(pair, None, ragged_batch(2), diversed_head=tiny_head(features=features))
     assert out.stats.num_emitted > 0
+
+
+def test_an_eos_outside_of_the_vocabulary(pair):
+    """Catches -1, with which no row ends early, in the ids that processors read, and copied after short matches."""
+    call = {**ragged_batch(), "eos_token_id": -1, "pad_token_id": None, "max_new_tokens": 12, "do_sample": False}
+    target = copy.deepcopy(pair[0])
+    target.generation_config.pad_token_id = None
+    for source in ({"assistant_model": pair[1]}, {"prompt_lookup_num_tokens": 3}):
+        ours = target.generate(**call, **source, verifier="lossless", repetition_penalty=1.3)
+        assert torch.equal(ours, target.generate(**call, repetition_penalty=1.3))
 
 
 def test_settings_and_states_stay_with_their_rows(pair, monkeypatch, rows_left):

@@ -56,6 +56,20 @@ def test_lossless_greedy_is_plain_generate(architecture):
     assert 0 < out.stats.num_accepted < out.stats.num_drafted
 
 
+def test_compiled_modules():
+    """Catches a view that calls the original modules, which `module.compile()` binds to themselves."""
+    target, inputs = tiny_model("llama"), ragged_batch()
+    expected = target.generate(**inputs, max_new_tokens=16, do_sample=False)
+    target.compile(backend="eager")
+    for layer in target.model.layers:
+        layer.compile(backend="eager")
+    assert torch.equal(exits_early(target, "lossless", inputs).sequences, expected)
+    lossless = DiversedVerifier(tiny_head(), 1.0)  # reads hidden states
+    call = {"max_new_tokens": 16, "do_sample": False}
+    assert torch.equal(target.generate(**inputs, **call, assistant_model=target, verifier=lossless), expected)
+    assert num_hooks(target) == 0
+
+
 def test_fast_path_equals_naive_reference():
     """Invariants 2 and 12: rows equal their single runs, and heads receive the hidden states of the early exit."""
     target, verifier, inputs = tiny_model("llama"), DiversedVerifier(tiny_head()), ragged_batch()

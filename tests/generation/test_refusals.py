@@ -289,6 +289,7 @@ REFUSED = [
         )
         for name in ("output_attentions", "output_hidden_states")
     ),
+    refused(generate(synced_gpus=True), "synced_gpus=True; numbers of rounds"),
     refused(generate(custom_generate="org/repo"), "custom_generate; pass one"),
     refused(generate(custom_generate=lambda *a, **k: None), "custom_generate; pass one"),
     refused(generate(streamer=tiny.Listener()), "streamer; batch size 1; got 2"),
@@ -314,6 +315,7 @@ REFUSED = [
         refused(generate(attention_mask=torch.ones(shape).long()), f"attention_mask; [2, 6]; got {shape}; tokenizer")
         for shape in ([2, 4], [3, 6], [1, 6], [2, 9])
     ),
+    refused(generate(attention_mask=torch.tensor([[1] * 6, [0] * 6])), "attention_mask; row 1; BOS"),
     refused(generate(position_ids=torch.arange(4).expand(2, -1)), "position_ids; [2, 6]; got [2, 4]"),
     refused(
         generate(position_ids=torch.arange(6).expand(3, 1, -1) * AXES), "position_ids [3, 1, 6]; equal; one plane"

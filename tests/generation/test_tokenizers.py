@@ -57,6 +57,18 @@ def test_another_tokenizer_beside_the_draft_is_refused(tmp_path, draft_size, mon
     assert decode(target, same).shape == (1, 10)
 
 
+def test_tokenizers_without_a_table_of_added_tokens():
+    """Catches an AttributeError: in `MistralCommonBackend`, `added_tokens_decoder` is a method that raises."""
+
+    class Backend:
+        all_special_ids = (0, 2)
+
+        def added_tokens_decoder(self):
+            raise NotImplementedError
+
+    assert checking._special_ids(Backend()) == {0, 2}
+
+
 def test_two_versions_of_one_tokenizer_are_accepted(tmp_path):
     """Catches a comparison of sizes or of renamed special tokens: a chat model may have more tokens."""
     tuned = trained(TEXTS[0], 60)
