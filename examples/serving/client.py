@@ -1,7 +1,7 @@
 """Query a served pair with OpenAI's client, each request with its own strictness.
 
 hf-diversed serve TARGET --draft DRAFT --head HEAD --per-request-spec-decode-metrics summary
-pip install openai && python examples/serving/client.py "Question: Mia has 74 dollars ...\nAnswer:"
+pip install openai && python examples/serving/client.py $'Question: Mia has 74 dollars ...\nAnswer:'
 """
 
 import sys

@@ -39,6 +39,8 @@ def calibrate(options: CalibrateOptions) -> None:
     folder = options.head / "calibration" / name if options.output is None else options.output
     preparing.check_output("HEAD", options.head / CONFIG)
     preparing.check_output("--output", folder, folder=True)
+    records = read_records(options.head)
+    publication(head, records, folder=str(options.head))  # an error in the records must not follow hours of decoding
     pair, prompted, examples, _ = preparing.load_prompts(options, task, None)
     head.to(pair.target.device)
     if options.overwrite:
@@ -66,7 +68,6 @@ def calibrate(options: CalibrateOptions) -> None:
     config = json.loads((options.head / CONFIG).read_text(encoding="utf-8"))
     found = {name: getattr(head.config, name) for name in ("strictness", "calibration")}
     write_json(options.head / CONFIG, config | found)
-    records = read_records(options.head)
     (options.head / CARD).write_bytes(publication(head, records, folder=str(options.head))[CARD])
     sentence = (
         f"The head's default strictness is now {head.config.strictness:g}: a drop of at most "

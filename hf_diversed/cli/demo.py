@@ -100,7 +100,7 @@ class Demo:
             self._compare(self.cases, seed, repeats)
         compiled = compiled_cases(*self.compiled, self.sampling, compile_config)
         if engine != "eager":
-            notes.print("Compilation takes a minute or two, once per machine; --engine eager skips it.")
+            notes.print("Compilation takes a few minutes, once per machine; --engine eager skips it.")
             with _optional(engine == "both"):
                 console.print(compiled_line(self._compare(compiled, seed, repeats)), highlight=False)
         (method, sampling), prompt = compiled[1], self.prompts[0]

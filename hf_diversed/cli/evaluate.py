@@ -8,11 +8,10 @@ from pathlib import Path
 
 from hf_diversed.cli import preparing
 from hf_diversed.cli.options import EvaluateOptions
-from hf_diversed.cli.rendering import results_table
+from hf_diversed.cli.rendering import results_by_setting
 from hf_diversed.cli.terminal import console, notes
 from hf_diversed.evaluation import EvaluationSettings, markdown_table, sweep
 from hf_diversed.evaluation.frontier import expand
-from hf_diversed.evaluation.markdown import setting
 from hf_diversed.evaluation.results import remove_results
 from hf_diversed.formatting import PLAIN
 from hf_diversed.method_names import MethodName
@@ -56,9 +55,7 @@ def evaluate(options: EvaluateOptions) -> None:
     if options.plot is not None:
         for file in plots.save_quality(rows, options.plot):
             notes.print(str(file), markup=False, highlight=False, soft_wrap=True)
-    for title, records in itertools.groupby(rows, key=setting):
-        console.print(f"[bold]{title[0].upper()}{title[1:]}[/]")
-        console.print(results_table(list(records)))
+    console.print(results_by_setting(rows))
 
 
 @contextmanager

@@ -87,7 +87,10 @@ def _stream(
 
     def show(pieces: list[Piece], stats: SpeculativeStats) -> None:
         total.add(stats)
-        console.print(pieces_text(pieces), end="", soft_wrap=True)
+        if console.is_terminal:
+            console.print(pieces_text(pieces), end="", soft_wrap=True)
+        else:  # rich expands tabs and removes control characters
+            print("".join(piece.text for piece in pieces), end="", flush=True)
 
     streamer = PieceStreamer(pair.tokenizer, show, target_alone=verifier is None)
     method, ids = Method("stream", verifier), encode(pair.tokenizer, [prompt])

@@ -126,5 +126,7 @@ for _name, (_kind, *_) in COMMANDS.items():
     if _name == "train":  # its options are read by transformers' parser
         _settings = {**_PASSES_ON, "help_option_names": []}
         app.command(_name, **_texts, add_help_option=False, context_settings=_settings)(_train)
+    elif _name == "serve":  # without -h, which the parser would find in options of vLLM such as -dph
+        app.command(_name, **_texts, context_settings={**_PASSES_ON, "help_option_names": ["--help"]})(_command(_name))
     else:
-        app.command(_name, **_texts, context_settings=_PASSES_ON if _name == "serve" else None)(_command(_name))
+        app.command(_name, **_texts)(_command(_name))

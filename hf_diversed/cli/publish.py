@@ -12,10 +12,11 @@ from rich.text import Text
 from hf_diversed import hub
 from hf_diversed.cli import preparing
 from hf_diversed.cli.options import PushOptions
-from hf_diversed.cli.rendering import results_table
+from hf_diversed.cli.rendering import results_by_setting
 from hf_diversed.cli.terminal import console, notes
 from hf_diversed.head import DiversedHead
 from hf_diversed.hub.files import CARD
+from hf_diversed.hub.markdown import one_line
 from hf_diversed.hub.records import EVALUATION, HeadRecords
 
 
@@ -51,11 +52,12 @@ def _info(options: PushOptions) -> None:
     named = {name: value for name in ("revision", "token") if (value := getattr(options, name)) is not None}
     head = DiversedHead.from_pretrained(options.folder, **named)
     records = hub.read_records(options.folder, options.evaluation, **named)
-    console.print(about_table(head, records))
-    rows = records.evaluation.get("records") or []
-    if rows:
-        console.print(results_table(rows))
-    else:
+    try:
+        results = results_by_setting(records.evaluation.get("records") or [])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # a file of the Hub may contain anything
+        raise ValueError(f"{EVALUATION} is not a result of `hf-diversed evaluate`: {error!r}") from error
+    console.print(about_table(head, records), results)
+    if not results.renderables:
         notes.print(f"No results: the head has no {EVALUATION}.")
 
 
@@ -80,7 +82,7 @@ def about_table(head: DiversedHead, records: HeadRecords) -> Table:
     table = Table(box=box.SIMPLE, show_header=False)
     for name, value in properties.items():
         if value is not None:
-            table.add_row(Text(name, style="bold"), Text(str(value)))
+            table.add_row(Text(name, style="bold"), Text(one_line(value)))
     return table
 
 

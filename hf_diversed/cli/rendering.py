@@ -1,13 +1,17 @@
 """Results as text for a terminal."""
 
+import itertools
 import math
 
 from rich import box
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from hf_diversed.cli.comparison import Row
+from hf_diversed.evaluation.markdown import setting
 from hf_diversed.formatting import PLAIN, number, percent, with_bounds
+from hf_diversed.hub.markdown import one_line
 from hf_diversed.outputs import SpeculativeStats
 from hf_diversed.timing import Spread, paired_ratio, show_ratio
 from hf_diversed.token_view import ORIGINS, TARGET, Piece
@@ -77,6 +81,14 @@ def stats_line(label: str, stats: SpeculativeStats, seconds: float) -> str:
     return f"{label}: {', '.join(parts)}"
 
 
+def results_by_setting(rows: list[dict]) -> Group:
+    """Return a table of results for each temperature and number of draft tokens, with headings."""
+    parts: list[RenderableType] = []
+    for title, records in itertools.groupby(rows, key=setting):
+        parts += [Text(title.capitalize(), style="bold"), results_table(list(records))]
+    return Group(*parts)
+
+
 def results_table(rows: list[dict]) -> Table:
     """Return a table with acceptance, quality and time of each method, with 95% bounds.
 
@@ -85,18 +97,19 @@ def results_table(rows: list[dict]) -> Table:
     """
     table = Table(header_style="bold", box=box.SIMPLE)
     table.add_column("method", no_wrap=True)
-    headers = ("accepted", "accepted,\nverified", "tokens per\nround", rows[0]["metric"], "below\nreference")
+    metric = one_line(rows[0].get("metric") or "quality")
+    headers = ("accepted", "accepted,\nverified", "tokens per\nround", metric, "below\nreference")
     for header in (*headers, "ms per\ntoken", "speedup over\ntarget"):
-        table.add_column(header, justify="right")
+        table.add_column(Text(header), justify="right")
     speeds = {row["method"]: row.get("tokens_per_second") for row in rows}
     plain = speeds.get(PLAIN)
     for row in rows:
         speed = speeds[row["method"]]
         table.add_row(
-            row["method"],
+            Text(one_line(row["method"])),  # may be of a head on the Hub
             with_bounds(row, "acceptance_rate"),
-            percent(row["verified_acceptance_rate"]),
-            number(row["block_efficiency"]),
+            percent(row.get("verified_acceptance_rate")),
+            number(row.get("block_efficiency")),
             with_bounds(row, "quality"),
             with_bounds(row, "quality_drop"),
             number(1e3 / speed if speed else None),

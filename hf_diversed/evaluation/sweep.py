@@ -59,12 +59,19 @@ def merge_reports(reports: Sequence[dict]) -> dict:
     """Join reports of `evaluate`; a single one is returned unchanged.
 
     The records of several are concatenated, and `provenance` is that of the first, with `evaluations` and
-    `methods_of_evaluations`, one per report, in place of `evaluation` and `methods`.
+    `methods_of_evaluations`, one per report, in place of `evaluation` and `methods`. `sessions` has all others.
     """
     if len(reports) == 1:
         return reports[0]
-    first = {name: value for name, value in reports[0]["provenance"].items() if name not in ("evaluation", "methods")}
     sources = [report["provenance"] for report in reports]
-    several = {"evaluations": [source["evaluation"] for source in sources]}
-    several["methods_of_evaluations"] = [source["methods"] for source in sources]
-    return {"records": [row for report in reports for row in report["records"]], "provenance": first | several}
+    of_part = ("evaluation", "methods", "sessions")
+    sessions: list[dict] = []
+    for source in sources:
+        session = {name: value for name, value in source.items() if name not in of_part}
+        sessions += [session, *source.get("sessions", [])]
+    several = {
+        "evaluations": [source["evaluation"] for source in sources],
+        "methods_of_evaluations": [source["methods"] for source in sources],
+        "sessions": sessions[1:],
+    }
+    return {"records": [row for report in reports for row in report["records"]], "provenance": sessions[0] | several}

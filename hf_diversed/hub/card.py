@@ -20,6 +20,7 @@ from hf_diversed.hub.metadata import (
     hub_source,
     own_record,
     public_name,
+    records_by_method,
     strictness_labels,
 )
 from hf_diversed.hub.records import LICENSE
@@ -64,14 +65,14 @@ def render_card(
         repo_id: the repository on the Hub. tags: additional ones. license: a license id of the Hub.
 
     Raises:
-        ValueError: if there are records, but none of the head.
+        ValueError: if there are records, but none of the head, or several of a method.
 
     Example:
         ```python
         text = render_card(head.config, json.loads(report.read_text()), json.loads(provenance.read_text()), "org/head")
         ```
     """
-    records = {record["method"]: record for record in evaluation.get("records") or []}
+    records = records_by_method(evaluation)
     own = own_record(records)
     tags = [*([SCRIPT_TAG] if repo_id else []), *tags]
     name = repo_id.split("/")[-1] if repo_id else "-".join(filter(None, ("diversed", config.task)))
@@ -149,7 +150,8 @@ def _about_training(training: Mapping[str, Any]) -> dict[str, Any]:
         "training": training,
         "command": Markup(one_line(shlex.join(map(str, training.get("argv") or [])))),
         "rollouts": _rollouts(training),
-        "constrained": settings.get("acceptance_coef") is None,
+        "regression": (training.get("counterfactual") or {}).get("regression"),
+        "constrained": bool(settings) and settings.get("acceptance_coef") is None,
         "kept": constraint_kept(training),
         "training_settings": Markup(", ".join(f"`{name}` {text(settings[name])}" for name in shown)),
         "trained_with": _made_with(training),

@@ -10,7 +10,7 @@ from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.head.pulling import CONFIG, WEIGHTS
 from hf_diversed.hub.card import render_card
 from hf_diversed.hub.custom_generate import REQUIREMENTS, SCRIPT, script_files
-from hf_diversed.hub.metadata import RESULTS_FOLDER, by_strictness, public_name, result_files
+from hf_diversed.hub.metadata import RESULTS_FOLDER, by_strictness, public_name, records_by_method, result_files
 from hf_diversed.hub.records import EVALUATION, TRAINING, HeadRecords
 from hf_diversed.provenance import module_digest, publishable
 from hf_diversed.tasks import TASKS
@@ -35,7 +35,7 @@ def publication(
             part is shown. None for packaged heads.
 
     Raises:
-        ValueError: if the evaluation was made with other weights, or has no record of the head.
+        ValueError: if the evaluation was made with other weights, has no record of the head, or several of a method.
     """
     _check_measured(head, records)
     evaluation, training = publishable(records.evaluation), publishable(records.training)
@@ -70,15 +70,16 @@ def is_outdated(path: str, files: dict[str, bytes]) -> bool:
 
 def _check_measured(head: DiversedHead, records: HeadRecords) -> None:
     """Refuse figures of another head. Older reports do not record the head's digest, and are accepted."""
-    methods = (records.evaluation.get("provenance") or {}).get("methods") or {}
-    found = by_strictness({record["method"]: record for record in records.evaluation.get("records") or []})
+    made_with = records.evaluation.get("provenance") or {}
+    found = by_strictness(records_by_method(records.evaluation))
     digest = module_digest(head)
-    for label in {record["method"] for record in found.values()} & methods.keys():
-        if digest not in methods[label]:
-            raise ValueError(
-                f"the evaluation was made with other weights: {digest} of this head is not in {methods[label]}; "
-                "evaluate this head, or publish it without an evaluation."
-            )
+    for methods in (made_with.get("methods") or {}, *(made_with.get("methods_of_evaluations") or [])):
+        for label in {record["method"] for record in found.values()} & methods.keys():
+            if digest not in methods[label]:
+                raise ValueError(
+                    f"the evaluation was made with other weights: {digest} of this head is not in {methods[label]}; "
+                    "evaluate this head, or publish it without an evaluation."
+                )
 
 
 def _json(value: dict[str, Any]) -> str:

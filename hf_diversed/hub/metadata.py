@@ -1,6 +1,7 @@
 """Metadata that the Hub reads: the card's front matter, and files with evaluation results. Only ids that exist on the
 Hub are included."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,10 +53,9 @@ def result_files(evaluation: Mapping[str, Any]) -> dict[str, str]:
 
     Figures are in percent. Tasks without a dataset on the Hub have none.
     """
-    records = {record["method"]: record for record in evaluation.get("records") or []}
     date = (evaluation.get("provenance") or {}).get("time")
     files = {}
-    for strictness, record in by_strictness(records).items():
+    for strictness, record in by_strictness(records_by_method(evaluation)).items():
         source = hub_source(record.get("task"))
         if source is None or record.get("quality") is None:
             continue
@@ -70,6 +70,20 @@ def result_files(evaluation: Mapping[str, Any]) -> dict[str, str]:
         text = yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False, allow_unicode=True, width=1000)
         files[f"{RESULTS_FOLDER}/{record['task']}{suffix}.yaml"] = text
     return files
+
+
+def records_by_method(evaluation: Mapping[str, Any]) -> dict[str, Record]:
+    """Return the records of an evaluation by method. Raises ValueError if it has several settings of a method."""
+    records = evaluation.get("records") or []
+    found = {record["method"]: record for record in records}
+    if len(found) < len(records):
+        counts = Counter(record["method"] for record in records)
+        several = ", ".join(method for method, count in counts.items() if count > 1)
+        raise ValueError(
+            f"the evaluation has several records of {several}; publish one temperature and number of draft "
+            "tokens. The folder *.parts next to the file has an evaluation.json of each: use one of them instead."
+        )
+    return found
 
 
 def own_record(records: Mapping[str, Record]) -> Record:

@@ -7,12 +7,12 @@ import builtins
 import functools
 import json
 import os
-import shutil
 import subprocess
 import symtable
 import sys
 import sysconfig
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -75,7 +75,25 @@ def launch(program: str, mode: str, timeout: float, memory_bytes: int, tests: st
             command = [os.path.realpath(sys.executable), "-I", "-S", "-c", _START, json.dumps(job)]
             return _follow(command, request, timeout + _GRACE)
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            _delete(scratch)
+
+
+def _delete(scratch: str) -> None:
+    """Delete a program's directory. `shutil.rmtree` recurses into it, and keeps what it may not list."""
+    if os.path.islink(scratch):  # by a program without a jail
+        return
+    folders = [scratch]
+    for folder in folders:  # grows: each folder moves its own to the top, so that no path becomes long
+        with suppress(OSError):
+            os.chmod(folder, 0o700)
+            for entry in list(os.scandir(folder)):
+                if entry.is_dir(follow_symlinks=False):
+                    os.chmod(entry.path, 0o700)  # needed to move it
+                    folders.append(f"{scratch}-{len(folders)}")
+                    os.rename(entry.path, folders[-1])
+                else:
+                    os.unlink(entry.path)
+            os.rmdir(folder)
 
 
 def names_of_the_program(tests: str) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 
 from hf_diversed import load_demo_pair
 from hf_diversed.zoo.loader import WEIGHTS
-from tests.commands import succeed
+from tests.commands import refused, succeed
 
 
 @pytest.fixture
@@ -48,6 +48,13 @@ def test_writes_what_generate_uses(head):
     lines = (kept / "batches-0.jsonl").read_text()
     calibrate(head, *options)
     assert (kept / "batches-0.jsonl").read_text() == lines
+
+
+def test_a_card_that_cannot_be_rendered_is_an_early_error(head, monkeypatch):
+    """Catches an error about evaluation.json after hours of decoding."""
+    (head / "evaluation.json").write_text('{"records": [{"method": "lossless"}]}')
+    monkeypatch.setattr("hf_diversed.cli.preparing.load_prompts", None)
+    refused("must have a record of the head", "calibrate", head, "--task", "math", "--num-examples", "8")
 
 
 def test_a_failure_changes_nothing(head):

@@ -66,6 +66,13 @@ def test_generate_prints_text_and_then_statistics(method, words):
     assert result.stdout == text + "\n"
 
 
+def test_generated_text_is_unaltered_in_a_pipe(monkeypatch):
+    """Catches tabs that become spaces, and control characters that are removed."""
+    monkeypatch.setattr("hf_diversed.token_view.TokenReader._spell", lambda self, token: "a\tb\x0c")
+    text = succeed("generate", "2 plus 3?", "--max-new-tokens", "2").stdout
+    assert text.removesuffix("\n") in ("a\tb\x0c", 2 * "a\tb\x0c")
+
+
 @pytest.mark.parametrize("command", ["generate", "compile"])
 def test_lenience_is_the_default_without_a_head(command, folder):
     """Catches a baseline, static:0.7, as the default of a pair without a head."""

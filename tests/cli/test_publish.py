@@ -65,3 +65,29 @@ def test_bad_records_are_messages(folder, content, words):
     """Catches tracebacks for user errors."""
     (folder / "evaluation.json").write_text(content)
     refused(words, "push", folder, "--card-only")
+
+
+def test_info_has_a_table_per_setting(folder):
+    """Catches times of the last setting of a sweep in the rows of all others."""
+    records = [
+        {"method": "target", "temperature": t, "num_assistant_tokens": 5, "tokens_per_second": speed}
+        for t, speed in ((0.0, 50.0), (1.0, 100.0))
+    ]
+    (folder / "evaluation.json").write_text(json.dumps({"records": records}))
+    output = succeed("push", folder, "--info").stdout
+    assert output.index("Temperature 0, 5 draft") < output.index(" 20.00") < output.index("Temperature 1, 5 draft")
+    assert output.index("Temperature 1, 5 draft") < output.index(" 10.00")
+
+
+def test_info_of_a_hostile_head(folder):
+    """Catches escape sequences that reach the terminal, names read as markup, and tracebacks for missing keys."""
+    words = "[/x]\x1b]0;title\x07"
+    DiversedHead(type(HUB)(8, 8, task=words)).save_pretrained(folder)
+    record = {"method": words, "metric": words, "temperature": 1, "num_assistant_tokens": 5}
+    (folder / "evaluation.json").write_text(json.dumps({"records": [record]}))
+    output = succeed("push", folder, "--info").output
+    assert output.count("[/x] ]0;title") == 3
+    assert "\x1b" not in output
+    for records in ([{}], [{"method": "target"}], ["x"], [record | {"temperature": "x"}]):
+        (folder / "evaluation.json").write_text(json.dumps({"records": records}))
+        refused("evaluation.json is not a result of `hf-diversed evaluate`", "push", folder, "--info")

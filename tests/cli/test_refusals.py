@@ -84,6 +84,7 @@ REFUSED = [
     (f"{TRAIN} --config no-such-file.yaml", "--config: the file no-such-file.yaml does not exist."),
     (f"{TRAIN} --num-exmples 5", "no such option: --num-exmples; --help-all lists all."),
     (f"{TRAIN} --resume-from-checkpoint no", "--resume continues from the newest complete checkpoint"),
+    (f"serve --port 8000 org/target --draft org/draft --head {HEAD}", "TARGET must come first, got '--port'"),
     ("serve org/target --verifier lenience:0.3 --dry-run", "pass --draft, or vLLM's --speculative-config"),
     (SERVE, "pass --head, or --verifier, for example"),
     (f"{SERVE} --verifier static:0.5 --speculative-config {{}}", "cannot be combined with --speculative-config"),

@@ -34,6 +34,12 @@ def test_writes_a_command_that_can_be_typed():
     assert ours == {"head": HEAD, "strictness": 0.7}
 
 
+def test_short_options_of_vllm_are_passed_on():
+    """Catches -dph, -cc.x=NONE and the like that print the help, because of an "h" among their letters."""
+    options = ["-dph", "-tp", "2", "-cc.cudagraph_mode=NONE"]
+    assert written("--head", HEAD, *options)[0][-4:] == options
+
+
 def test_other_draft_tokens_than_a_models():
     """Catches a draft model that users of MTP and EAGLE must name, and their configuration lost or given twice."""
     config = '{"method": "mtp", "num_speculative_tokens": 2}'

@@ -138,6 +138,16 @@ def test_training_is_shown():
         assert "20480, from 1024 prompts" in text  # 160 / 4 * 256 * 2
 
 
+def test_training_on_labels_is_shown():
+    """Catches a card of `train --objective counterfactual` that fails, because nothing was trained on rollouts."""
+    regression = {"r2": 0.2345, "num_labels": 382, "num_prompts": 97}
+    training = MADE_WITH | {"counterfactual": {"labels": {"task": "gsm8k"}, "regression": regression}}
+    text = render_card(HUB, {}, training, REPO)
+    assert "- Labels: the costs of 382 draft tokens, from 97 prompts of the task `gsm8k`." in text
+    assert "23.4% of their variance" in text
+    assert "onstraint" not in text
+
+
 EVIL = (
     "x`\n\n<script>alert(1)</script>\n# Title\n[a](javascript:alert(1)) ![i](http://evil/x.png) | b | \\| <img src=x>"
 )

@@ -106,18 +106,26 @@ def test_outdated_results_go(hub):
 
 def test_figures_of_another_head_are_refused(hub):
     """Catches a card with figures of other weights; nothing may be sent then."""
-    evaluation = make_evaluation()
-    definition = "DiversedVerifier(head={}, strictness=[0.5])"
-    evaluation["provenance"] = evaluation["provenance"] | {
-        "methods": {"diversed": definition.format(module_digest(make_head()))}
-    }
-    with pytest.raises(ValueError, match="other weights"):
-        make_head(seed=1).push_to_hub(REPO, evaluation=evaluation)
-    assert hub.log == []
+    definition = {"diversed": f"DiversedVerifier(head={module_digest(make_head())}, strictness=[0.5])"}
+    for methods in ({"methods_of_evaluations": [{"lossless": ""}, definition]}, {"methods": definition}):
+        evaluation = make_evaluation()
+        evaluation["provenance"] = evaluation["provenance"] | methods
+        with pytest.raises(ValueError, match="other weights"):
+            make_head(seed=1).push_to_hub(REPO, evaluation=evaluation)
+        assert hub.log == []
     make_head().push_to_hub(REPO, evaluation=evaluation)
     evaluation["records"] = [record for record in evaluation["records"] if record["method"] != "diversed"]
     with pytest.raises(ValueError, match="must have a record of the head"):
         make_head().push_to_hub(REPO, evaluation=evaluation)
+
+
+def test_several_settings_are_refused(hub):
+    """Catches a card with the last temperature of a sweep only; nothing may be sent then."""
+    evaluation = make_evaluation()
+    evaluation["records"].append(make_record("static:0.3", 1, temperature=0.0))
+    with pytest.raises(ValueError, match=r"several records of static:0.3; .* use one of them instead"):
+        make_head().push_to_hub(REPO, evaluation=evaluation)
+    assert hub.log == []
 
 
 def test_private_branch_and_bare_name(hub):

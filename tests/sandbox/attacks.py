@@ -316,6 +316,9 @@ else:
     assert False
 """,
     "standard_input": "assert input()",
+    # Folders that the caller cannot list, or delete by recursion.
+    "deep_folders": "import os\nfor _ in range(1500):\n    os.mkdir('d')\n    os.chdir('d')\nassert False",
+    "closed_folder": "import os\nos.mkdir('d', 0o300)\nopen('d/x', 'w').write('x')\nos.mkdir('e', 0)\nassert False",
 }
 
 ORDINARY = {

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import venv
@@ -89,6 +90,25 @@ def test_program_that_kills_its_launcher_fails_alone():
     kill = "import os\nos.kill(os.getppid(), 9)\nimport time; time.sleep(5)"
     results = run_programs([kill, "x = 1"], unsafe=True)
     assert [result.reason for result in results] == ["killed with its launcher", "passed"]
+
+
+@pytest.mark.usefixtures("no_isolation")
+def test_scratch_directories_are_deleted(monkeypatch, tmp_path):
+    """Catches deep folders whose deletion by recursion raises in the caller or leaves files, folders without
+    permissions, and a deletion that follows links."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    outside = tmp_path / "outside"
+    for folder in (tmp_path / "temporary", outside):
+        folder.mkdir()
+    (outside / "file").touch()
+    deep = "import os\nfor _ in range(1500):\n    os.mkdir('d')\n    os.chdir('d')"
+    closed = "import os\nos.mkdir('a'); open('a/x', 'w'); os.mkdir('a/b'); os.chmod('a', 0); os.chmod('.', 0)"
+    links = f"import os\nos.symlink({str(outside)!r}, 'a')\nos.link({str(outside / 'file')!r}, 'b')"
+    linked = f"import os\nhere = os.getcwd()\nos.rmdir(here)\nos.symlink({str(outside)!r}, here)"
+    results = run_programs([deep, closed, links, linked], unsafe=True, timeout=20.0)
+    assert [result.reason for result in results] == ["passed"] * 4
+    assert [path for path in (tmp_path / "temporary").iterdir() if not path.is_symlink()] == []
+    assert (outside / "file").exists()
 
 
 def test_giant_source_fails_alone():

@@ -72,6 +72,7 @@ def test_refuses_by_name(deployment, fields, words):
     [
         ("strictness", "`strictness` is not a field of `vllm_xargs`. Allowed"),
         ("max_bias", "`max_bias` is not a field of `vllm_xargs`. Allowed"),
+        ("bias_budget", "`bias_budget` is not a field of `vllm_xargs`. Allowed"),
         ("diversed_strictnes", "Allowed in `vllm_xargs`: diversed_verifier, diversed_strictness, diversed_max_bias"),
         ("Diversed-Strictness", "`Diversed-Strictness` is not a field"),
     ],

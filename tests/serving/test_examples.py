@@ -23,6 +23,13 @@ def test_the_dashboard_queries_counters_that_exist():
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
+def test_the_router_runs_as_an_ordinary_user():
+    """Catches a log in nginx's compiled-in folder, and replicas skipped because of one request that always fails."""
+    text = (ROOT / "examples" / "serving" / "nginx.conf").read_text()
+    assert re.search(r"(?m)^error_log \w", text)
+    assert not re.search(r"proxy_next_upstream .*(http_500|timeout)", text)
+
+
 def test_the_client_sends_known_fields():
     source = (ROOT / "examples" / "serving" / "client.py").read_text()
     ast.parse(source)

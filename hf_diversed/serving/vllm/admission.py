@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hf_diversed import head_settings
 from hf_diversed.serving.vllm.deployment import SETTINGS, Deployment, no_setting
 from hf_diversed.serving.vllm.logits import RequestSettings
 
@@ -63,7 +64,7 @@ def _read_fields(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_ours(name: str) -> bool:
     """Return whether a field is meant for the plugin: `diversed_*`, or the name of a setting without the prefix."""
-    return name.lower().replace("-", "_").startswith(PREFIX) or name in FIELDS
+    return name.lower().replace("-", "_").startswith(PREFIX) or name in ("verifier", *head_settings.SETTINGS)
 
 
 def _spell(name: str) -> str:
