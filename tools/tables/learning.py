@@ -156,8 +156,9 @@ def costs() -> dict[str, Table]:
         "head",
         orders,
         [Column("R²", "R²"), Column("points saved against lenience", "90% kept", points)],
-        "R²: share of the variance of held-out labels that the head explains. Saved: points of the score per rejected "
-        "token of the test prompts when 90% are kept, to first order; 95% intervals clustered by prompt. Heads are "
-        "linear and trained on 4,002 (math), 3,136 (summary) and 382 (GSM8K) labels unless stated.",
+        "R²: share of the variance of held-out labels that the head explains. Saved: estimated points of the score "
+        "per rejected token by which the head is better than lenience, if both keep 90% of them; 95% intervals "
+        "clustered by prompt. Heads are linear and trained on 4,002 (math), 3,136 (summary) and 382 (GSM8K) labels "
+        "unless stated.",
     )
     return found

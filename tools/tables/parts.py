@@ -62,11 +62,6 @@ def count(figure: Figure) -> str:
     return f"{figure.value:,.0f}"
 
 
-def short(figure: Figure) -> str:
-    """Format with two significant digits, as 1.7e+19."""
-    return f"{figure.value:.2g}"
-
-
 def p_value(figure: Figure) -> str:
     """Format a p-value with three decimals."""
     return "< 0.001" if figure.value < 0.001 else f"{figure.value:.3f}"
@@ -168,18 +163,15 @@ def methods(study: str, *names: str | tuple[str, str], task: str = "") -> list[R
     return [Row(label, method, study, task) for method, label in pairs]
 
 
-def every(study: str, task: str = "", metric: str = "") -> list[Row]:
-    """Return rows of all methods of a study, in its order; only those with a figure of `metric` if it is given."""
-    names = dict.fromkeys(
-        figure.method for figure in figures(study) if task in ("", figure.task) and metric in ("", figure.metric)
-    )
-    return methods(study, *names, task=task)
+def every(study: str) -> list[Row]:
+    """Return rows of all methods of a study, in its order."""
+    return methods(study, *dict.fromkeys(figure.method for figure in figures(study)))
 
 
 ACCEPTED = Column("accepted / drafted", "acceptance_rate")
 PER_ROUND = Column("tokens per target forward", "block_efficiency", number)
-DROP = Column("below the target", "quality_drop")
-STATIC_GAIN = Column("above the static curve", "static_gain")
+DROP = Column("points below the target", "quality_drop", tenths)
+STATIC_GAIN = Column("points above the static curve", "static_gain", tenths)
 
 
 def quality(header: str) -> Column:

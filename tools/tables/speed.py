@@ -1,7 +1,6 @@
 """Tables of times."""
 
-from tools.figures import TASKS
-from tools.tables.parts import ACCEPTED, Column, Row, Table, count, every, number, tenths
+from tools.tables.parts import ACCEPTED, Column, Row, Table, count, every, number, tenths, times
 
 
 DRAFTED = Column("draft tokens per round", "drafted_per_round", lambda figure: f"{figure.value:.1f}")
@@ -31,23 +30,10 @@ def speed() -> dict[str, Table]:
             ],
             [
                 Column("cost of a round, batch 1", "round_cost_ratio", number),
-                *(Column(f"tokens/s, batch {size}", str(size), number) for size in (1, 8)),
+                *(Column(f"tokens/s, batch {size}", str(size), times) for size in (1, 8)),
             ],
-            f"Over transformers' assisted generation at batch size 1 unless stated, {quartiles} 11 alternating runs; "
+            f"Relative to transformers' assisted generation at batch size 1, {quartiles} 11 alternating runs; "
             "`static:0.7`, 5 draft tokens per round, 128 new tokens, 72% accepted, an x86-64 CPU.",
-        ),
-        "draft-lengths": Table(
-            "task, method, schedule",
-            [
-                Row(_label(task, method := f"{verifier}:{schedule}"), method, "draft-lengths", task)
-                for task in TASKS
-                for verifier in verifiers
-                for schedule in ("confidence", "adaptive")
-            ],
-            [OVER_TARGET, OVER_UPSTREAM, Column("over its best constant number", "over_best_constant", number)],
-            "Tokens per second of wall time, eager engine, batch size 1, one thread; {n} held-out prompts per task, "
-            "median (quartiles) of paired ratios. Constant numbers: 2, 3, 5, 8. `upstream` is transformers' assisted "
-            "generation with its defaults. Data: {data}.",
         ),
         "draft-lengths-int4": Table(
             "task, method, schedule",
@@ -55,7 +41,7 @@ def speed() -> dict[str, Table]:
                 *(
                     Row(_label(title, method), method, "draft-lengths-int4", task)
                     for task, title in (("mbpp", "MBPP"), ("gsm8k", "GSM8K"))
-                    for method in ("target", "upstream", "upstream:5", *lengths)
+                    for method in ("upstream", "upstream:5", *lengths)
                 ),
                 *(
                     Row(_label("MBPP, draft model in bfloat16", method), method, "draft-lengths-bf16", "mbpp")
@@ -63,7 +49,6 @@ def speed() -> dict[str, Table]:
                 ),
             ],
             [
-                Column("tokens/s", "tokens_per_second", number),
                 DRAFTED,
                 ACCEPTED,
                 OVER_TARGET,
@@ -71,7 +56,7 @@ def speed() -> dict[str, Table]:
                 Column("over `upstream`, best constant number", "over_upstream_constant", number),
             ],
             "Qwen2.5-Coder 1.5B in bfloat16 (oneDNN-packed weights) and 0.5B in int4 (torchao 0.18), or in bfloat16 "
-            "(packed) where stated; temperature 1, at most 128 new tokens; tokens per second of wall time with the "
+            "(packed) where stated; temperature 1, at most 128 new tokens; ratios of tokens per second with the "
             "prefill, eager engine, batch size 1, two threads of a CPU with bfloat16 instructions; {n} prompts per "
             "task, median (quartiles) of paired ratios. `upstream` is transformers' assisted generation with its "
             "defaults; the best constant number of 3, 5 and 8 is the one with the most tokens per second. Data: "
