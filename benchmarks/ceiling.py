@@ -7,8 +7,7 @@ sample of the rejections, the target continues both branches several times: from
 replacement. The mean score difference is the cost of keeping that token, to first order, because the rest of the text
 follows the target. An oracle keeps the tokens that cost least on one half of the continuations; its cost is measured
 on the other half. Verifiers keep tokens in their own order: lenience by p/q, a head by its weight. Writes
-results/ceiling-TASK.json: the cost of keeping several shares of the rejections, and the largest share that costs
-nothing.
+results/ceiling-TASK.json: the largest share of the rejections that can be kept at no cost.
 """
 
 import argparse
@@ -20,7 +19,6 @@ import numpy as np
 import torch
 
 from hf_diversed import load_demo_pair
-from hf_diversed.evaluation.intervals import Bootstrap
 from hf_diversed.features import distribution_features, drafted_token_features
 from hf_diversed.files import write_json
 from hf_diversed.harness.decode import Decoder
@@ -36,7 +34,6 @@ from hf_diversed.verifiers import LosslessVerifier
 from hf_diversed.zoo.loader import MIXTURE
 
 
-KEPT_SHARES = (0.2, 0.5, 0.7, 0.8, 0.9, 1.0)
 _BRANCHES = ("kept", "replaced")
 
 
@@ -75,8 +72,8 @@ def main() -> None:
         "completions": len(completions),
         "continuations": options.continuations,
         "lossless_acceptance": 1.0 - rejected / verified,
-        "rejections_per_completion": rejected / len(completions),
-        **summary(chosen, list(heads), options.seed, rejected / len(completions), len(examples)),
+        "positions": len(chosen),
+        "free": free_shares(chosen, list(heads), options.seed),
         "heads": {name: module_digest(head) for name, head in heads.items()},
         "provenance": provenance(options.seed),
     }
@@ -133,34 +130,23 @@ def continue_and_score(decoder, task: Task, examples, prompts, chosen, starts, b
     return task.score_batch(answers, [examples[entry["example"]] for entry in chosen])
 
 
-def summary(
-    chosen: list[dict[str, Any]], heads: list[str], seed: int, per_completion: float, n: int
-) -> dict[str, Any]:
-    """Return the cost of keeping shares of the rejected tokens, in units of the score per completion.
+def free_shares(chosen: list[dict[str, Any]], heads: list[str], seed: int) -> dict[str, float]:
+    """Return the largest share of the rejected tokens that can be kept at no cost, in whole percent, by order.
 
-    The oracle and each verifier rank the tokens, and keep the first ones. Confidence bounds are clustered by
-    completion.
+    The oracle and each verifier rank the tokens, and keep the first ones.
     """
     costs = np.array([np.subtract(entry["replaced"], entry["kept"]) for entry in chosen])  # [M, K]
     half = costs.shape[1] // 2
     charged = {"oracle": costs[:, half:].mean(1), **dict.fromkeys(("lenience", *heads), costs.mean(1))}
     strictness = {name: np.array([entry["strictness"][name] for entry in chosen]) for name in ("lenience", *heads)}
     strictness["oracle"] = costs[:, :half].mean(1)
-    examples, bootstrap = np.array([entry["example"] for entry in chosen]), Bootstrap(n, seed=seed)
-    total, ties = bootstrap.totals(np.bincount(examples, minlength=n)), np.random.default_rng(seed).random(len(chosen))
-
-    def cost(order: str, share: float) -> dict[str, Any]:
-        first = np.lexsort((ties, strictness[order]))[: round(share * len(chosen))]
-        spent = bootstrap.totals(np.bincount(examples[first], charged[order][first], minlength=n))
-        estimate = bootstrap.estimate(spent / total * per_completion)
-        return {"kept": len(first) / len(chosen), "cost": estimate.value, "cost_ci": [estimate.low, estimate.high]}
-
-    grid = {order: [cost(order, percent / 100) for percent in range(101)] for order in charged}
-    return {
-        "positions": len(chosen),
-        "shares": {order: [grid[order][round(100 * share)] for share in KEPT_SHARES] for order in charged},
-        "free": {order: max(row["kept"] for row in rows if row["cost"] <= 0.0) for order, rows in grid.items()},
-    }
+    ties = np.random.default_rng(seed).random(len(chosen))
+    sizes = [round(percent / 100 * len(chosen)) for percent in range(101)]
+    free = {}
+    for order, cost in charged.items():
+        ranked = cost[np.lexsort((ties, strictness[order]))]
+        free[order] = max(size for size in sizes if ranked[:size].sum() <= 0.0) / len(chosen)
+    return free
 
 
 def _arguments() -> argparse.Namespace:

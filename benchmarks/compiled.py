@@ -1,12 +1,11 @@
-"""Time compiled rounds on the embedded pair against assisted decoding in transformers and compiled target decoding.
+"""Time compiled rounds on the embedded pair against assisted decoding in transformers.
 
     python -m benchmarks.compiled --output results/compiled.json
 
-Summarizes `python -m benchmarks.rounds` with `--methods upstream:0.7,compiled:static:0.7`, and at batch size 1 with
-`--methods compiled:target,compiled:diversed`. The methods of each run use the same draft length and run in turns, in
-one process per number of threads. Figures are medians over the turns, with quartiles. At batch size 1 rounds are
-compared with upstream's directly; larger batches are compared in tokens per second because upstream supports one row
-only. The overhead of a round is its time minus the time of the two models' forwards, each compiled alone.
+Summarizes `python -m benchmarks.rounds` with `--methods upstream:0.7,compiled:static:0.7`. The methods use the same
+draft length and run in turns, in one process per number of threads. Figures are medians over the turns, with
+quartiles. At batch size 1 rounds are compared with upstream's directly; larger batches are compared in tokens per
+second because upstream supports one row only.
 """
 
 import argparse
@@ -15,11 +14,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 
-OURS, HEAD = "compiled:static", "compiled:diversed"
+OURS = "compiled:static"
 
 
 def main() -> None:
@@ -60,11 +58,10 @@ def _measure(arguments: argparse.Namespace) -> dict:
     from benchmarks.rounds import BenchmarkSettings, benchmark
     from hf_diversed import load_demo_pair
     from hf_diversed.tasks import get_task, load_records
-    from hf_diversed.zoo.loader import MIXTURE
 
     logging.set_verbosity_error()
     torch.set_num_threads(arguments.threads_here)
-    pair, batch_sizes = load_demo_pair(heads=MIXTURE), _numbers(arguments.batch_sizes)
+    pair, batch_sizes = load_demo_pair(), _numbers(arguments.batch_sizes)
     texts = [record["prompt"] for record in load_records(get_task("math"), "test", max(batch_sizes), arguments.seed)]
     settings = BenchmarkSettings(
         batch_sizes=batch_sizes,
@@ -78,38 +75,21 @@ def _measure(arguments: argparse.Namespace) -> dict:
     weight = f":{arguments.weight}"
     prompts = pair.tokenizer(texts)["input_ids"]
     methods = ["upstream" + weight, OURS + weight]
-    report = benchmark(pair.target, pair.draft, methods, settings, prompts=prompts)
-    # The head is compared at batch size 1 only, so that it is compiled once.
-    one, versus = replace(settings, batch_sizes=(1,)), ["compiled:target", HEAD]
-    heads = benchmark(pair.target, pair.draft, versus, one, head=pair.heads["math"], prompts=prompts)
-    report["records"] += heads["records"]
-    return report
+    return benchmark(pair.target, pair.draft, methods, settings, prompts=prompts)
 
 
 def summary(records: list[dict], arguments: argparse.Namespace) -> dict:
-    ours, heads = (
-        {str(row["batch_size"]): row for row in records if row["method"] == name}
-        for name in (f"{OURS}:{arguments.weight}", HEAD)
-    )
-    if any(row["engine"] != "compiled" for row in (*ours.values(), *heads.values())):
+    ours = {str(row["batch_size"]): row for row in records if row["method"] == f"{OURS}:{arguments.weight}"}
+    if any(row["engine"] != "compiled" for row in ours.values()):
         raise RuntimeError("a compiled method ran uncompiled, or only its forward passes were compiled")
     one = ours["1"]
     return {
         "round_cost_ratio": rounded(one["ratios"]["upstream"]["ms_per_round"]),
-        "throughput_ratio_by_batch": _each(ours, lambda row: row["ratios"]["upstream"]["tokens_per_second"]),
-        "head_throughput_ratio_to_plain_compiled": _each(
-            heads, lambda row: row["ratios"]["plain_compiled"]["tokens_per_second"]
-        ),
-        "head_acceptance_rate": round(heads["1"]["acceptance_rate"], 4),
+        "throughput_ratio_by_batch": {
+            size: rounded(row["ratios"]["upstream"]["tokens_per_second"]) for size, row in ours.items()
+        },
         "acceptance_rate": round(one["acceptance_rate"], 4),
-        "own_percent": _each(ours, lambda row: row["own_percent"]),
-        "compile_seconds": {size: round(row["compile_seconds"], 1) for size, row in ours.items()},
     }
-
-
-def _each(rows: dict[str, dict], figure) -> dict:
-    """Return a rounded statistic per batch size."""
-    return {size: rounded(figure(row)) for size, row in rows.items()}
 
 
 def rounded(spread: dict) -> dict:

@@ -4,10 +4,10 @@ python -m benchmarks.counterfactual summary
 
 Labels the training and test prompts (`hf_diversed/training/labels.py`) and trains one head per set of inputs on the
 training labels. On the test labels, each head and lenience (p/q) rank the rejections of lossless decoding. Measured is
-the cost of keeping the first ones, up to a share of the rejections or of the tokens that keeping all would gain. Then
-the test prompts are decoded with lenience and with heads. With --draws, the training labels are drawn several times,
-and every head that decodes is trained on each draw. Writes results/counterfactual-TASK.json; finished parts are kept
-in a folder next to it, so an interrupted run can continue. Bounds are clustered by prompt; differences are paired.
+the cost of keeping the first ones, up to a share of the rejections. Then the test prompts are decoded with lenience
+and with heads. With --draws, the training labels are drawn several times, and every head that decodes is trained on
+each draw. Writes results/counterfactual-TASK.json; finished parts are kept in a folder next to it, so an interrupted
+run can continue. Bounds are clustered by prompt; differences are paired.
 """
 
 import argparse
@@ -92,13 +92,14 @@ def main() -> None:
         "metric": task.metric,
         "labels": {split: about(of_split) for split, of_split in labels.items()},
         "heads": {name: about_head for name, (_, about_head) in fitted.items()},
-        "curve": curve(labels["test"], orders, torch.ones_like(labels["test"].cost)),
-        "gain_curve": curve(labels["test"], orders, labels["test"].gain),
+        "curve": curve(labels["test"], orders),
     }
+    source = provenance(0)
     if options.heads:
         report["draws"] = len(draws)
         report["decoding"] = decode(options, pair, task, fit, folder / "decoding")
-    write_json(options.output, report | {"provenance": provenance(0)})
+        source["sessions"] = read_results(folder / "decoding").sessions
+    write_json(options.output, report | {"provenance": source})
     print(json.dumps(report, indent=1))
 
 
@@ -133,9 +134,9 @@ def about(labels: Labels) -> dict[str, Any]:
     }
 
 
-def curve(labels: Labels, orders: dict[str, torch.Tensor], weight: torch.Tensor) -> dict[str, list[dict[str, Any]]]:
-    """Return the cost per rejection of keeping the first ones until they have a share of the total weight, and the
-    saving against lenience, by order.
+def curve(labels: Labels, orders: dict[str, torch.Tensor]) -> dict[str, list[dict[str, Any]]]:
+    """Return the cost per rejection of keeping a share of the rejections, the first ones of each order, and the saving
+    against lenience, by order.
 
     The bounds hold for the order on these labels, as each replicate keeps the same tokens.
     """
@@ -145,7 +146,7 @@ def curve(labels: Labels, orders: dict[str, torch.Tensor], weight: torch.Tensor)
 
     def spent(values: torch.Tensor, share: float) -> np.ndarray:
         order = np.argsort(values.numpy(), kind="stable")
-        first = order[: np.searchsorted(weight.numpy()[order].cumsum(), share * float(weight.sum()), side="right")]
+        first = order[: int(share * len(order))]
         return bootstrap.totals(np.bincount(index[first], cost[first], minlength=len(prompts))) / total
 
     curves: dict[str, list[dict[str, Any]]] = {}
@@ -171,8 +172,8 @@ def decode(
     """Return drop and acceptance of lenience, of the packaged heads and of new ones at some strictnesses.
 
     Heads trained on different draws of the labels count as one method. `gain` is the quality of a method minus that of
-    lenience, interpolated at the acceptance of the method, and `gain_draws` lists it by draw; None outside of the
-    values of lenience. `gain_p` is the two-sided p-value of no gain, from the standard error clustered by prompt.
+    lenience, interpolated at the acceptance of the method; None outside of the values of lenience. `gain_p` is the
+    two-sided p-value of no gain, from the standard error clustered by prompt.
     """
     settings = EvaluationSettings(
         num_examples=options.num_test, samples_per_prompt=options.samples, batch_size=250, num_assistant_tokens=5
@@ -219,8 +220,7 @@ def decode(
         record["gain"] = above.value if known else None
         if known:
             p_value = 2.0 * (1.0 - NormalDist().cdf(abs(z_score(gain(labels)))))
-            by_draw = [float(gain([label])[0]) for label in labels]
-            record |= {"gain_ci": [above.low, above.high], "gain_p": p_value, "gain_draws": by_draw}
+            record |= {"gain_ci": [above.low, above.high], "gain_p": p_value}
         for label in labels[1:]:
             del records[label]
     return list(records.values())

@@ -24,6 +24,7 @@ from transformers.utils import logging
 
 from benchmarks import packaged
 from benchmarks.cpu_layers import pack_linear_layers
+from benchmarks.real import files, numbers
 from benchmarks.real_pair import chosen_records
 from benchmarks.turns import spread
 from hf_diversed.cli.models import load_pair
@@ -153,29 +154,22 @@ def _sampling(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def summary(turns: Sequence[Mapping[str, Any]], method: str) -> dict[str, Any]:
-    """Return the tokens per second of a method, and paired ratios to the target, upstream and constant lengths."""
-    verifier = method.rpartition(":")[0]
-    best, upstream = _best_constant(turns, verifier), _best_constant(turns, UPSTREAM)
-    others = {"over_target": TARGET, "over_upstream": UPSTREAM, "over_upstream_constant": upstream}
-    others["over_best_constant"] = best
+    """Return the tokens per second of a method, and paired ratios to the target and upstream."""
+    others = {"over_target": TARGET, "over_upstream": UPSTREAM, "over_upstream_constant": _best_constant(turns)}
     total = {name: sum(turn[method][name] for turn in turns) for name in turns[0][method]}
     record: dict[str, Any] = {"method": method, "tokens_per_second": _rate(turns, method)}
     for name, other in others.items():
         if other is not None and other != method:
             record[name] = spread([_rate([turn], method) / _rate([turn], other) for turn in turns])
     if rounds := total.get("rounds"):
-        record |= {
-            "acceptance_rate": total["accepted"] / total["drafted"],
-            "tokens_per_round": total["tokens"] / rounds,
-        }
+        record["acceptance_rate"] = total["accepted"] / total["drafted"]
         record["drafted_per_round"] = total["drafted"] / rounds
-    return record | ({"best_constant": best} if best else {})
+    return record
 
 
-def _best_constant(turns: Sequence[Mapping[str, Any]], verifier: str) -> str | None:
-    """Return the method with the fastest constant length of a verifier or of upstream."""
-    methods = {name: name.rpartition(":") for name in turns[0]}
-    constant = [name for name, (of, _, length) in methods.items() if of == verifier and length.isdecimal()]
+def _best_constant(turns: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the fastest constant length of upstream."""
+    constant = [name for name in turns[0] if name.startswith(f"{UPSTREAM}:")]
     return max(constant, key=lambda name: _rate(turns, name), default=None)
 
 
@@ -188,7 +182,7 @@ def _arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--target", help="Hub id, folder or name in benchmarks.packaged; by default the embedded pair.")
     add("--draft", help="The same for the draft model.")
-    add("--data", default={}, type=_files, help="Tasks and their JSON Lines files: gsm8k=FILE,mbpp=FILE.")
+    add("--data", default={}, type=files, help="Tasks and their JSON Lines files: gsm8k=FILE,mbpp=FILE.")
     add("--output", required=True, type=Path)
     add("--verifiers", default=["lossless", "lenience:0.3"], type=lambda text: text.split(","))
     add("--constant", default=[2, 3, 5, 8], type=_numbers, help="Constant lengths, or none.")
@@ -211,11 +205,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _numbers(text: str) -> list[int]:
-    return [] if text == "none" else [int(part) for part in text.split(",")]
-
-
-def _files(text: str) -> dict[str, str]:
-    return dict(item.split("=", 1) for item in text.split(","))
+    return [] if text == "none" else numbers(text)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def main() -> None:
         "temperature": labels.settings["sampling"]["temperature"],
         "labels": described | {"positive": int((costs > 0).sum()), "negative": int((costs < 0).sum())},
         "r2": {name: r2(orders[name], costs) for name in HEADS},
-        "curve": curve(labels, orders, torch.ones_like(costs)),
+        "curve": curve(labels, orders),
     }
     options.output.parent.mkdir(parents=True, exist_ok=True)
     write_json(options.output, report | {"provenance": provenance(0)})

@@ -80,13 +80,9 @@ def main() -> None:
     comparisons = [
         *(compare(results, seeds, [matched[name][kind] for name in seeds]) for kind in ("lenience", "untrained")),
         *(compare(results, seeds, other) for other in (CASCADE, OF_MIXTURE)),
-        *(
-            compare(results, name, match_of_head[kind])
-            for name, match_of_head in matched.items()
-            for kind in ("lenience", "untrained")
-        ),
     ]
-    record = {"records": rows, "matched": matched, "comparisons": comparisons, "provenance": provenance(settings.seed)}
+    source = provenance(settings.seed) | {"sessions": results.sessions}
+    record = {"records": rows, "matched": matched, "comparisons": comparisons, "provenance": source}
     write_json(options.output, record)
     print(json.dumps(comparisons, indent=1))
 
@@ -121,11 +117,9 @@ def match(pair: Pair, task: Task, folder: Path) -> dict[str, Any]:
     lenience = crossing(lambda value: float((decisions.strict_prob / value).clamp_max(1.0).mean()), goal)
     strictness = crossing(lambda value: accepted(logit + slope * torch.logit(torch.tensor(value))), goal)
     return {
-        "expected_acceptance": goal,
         "lenience": f"lenience:{lenience:.4g}",
         "untrained": f"{UNTRAINED}@{strictness:.4g}",
         "untrained_strictness": strictness,
-        "rollouts": len(rows),
     }
 
 

@@ -159,12 +159,9 @@ class Phase:
         numbers = Counter(outcome.status for outcome in self.outcomes)
         return {status: numbers[status] for status in OUTCOMES}
 
-    def at(self, strictness: float) -> list[Outcome]:
-        """Return the answered requests at a strictness."""
-        return [one for one in self.outcomes if one.status == "answered" and one.request.strictness == strictness]
-
     def acceptance(self, strictness: float) -> float:
-        answered = self.at(strictness)
+        """Return the acceptance rate of the answered requests at a strictness."""
+        answered = [one for one in self.outcomes if one.status == "answered" and one.request.strictness == strictness]
         return sum(one.accepted for one in answered) / sum(one.drafted for one in answered)
 
 

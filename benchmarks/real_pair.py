@@ -40,7 +40,7 @@ from transformers.utils import logging
 from benchmarks import packaged
 from benchmarks.cpu_layers import grouped_queries, pack_linear_layers
 from benchmarks.differences import compare
-from benchmarks.real import timed
+from benchmarks.real import files, numbers, timed
 from hf_diversed.cli.models import load_pair
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results, summarize
 from hf_diversed.evaluation.evaluate import definitions
@@ -56,7 +56,7 @@ from hf_diversed.harness.sampling import Sampling
 from hf_diversed.method_names import DIVERSED, MethodName
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import PromptedTask, get_task, load_records
-from hf_diversed.tasks.specbench import SCORES, second_turns
+from hf_diversed.tasks.specbench import SCORES
 from hf_diversed.verifiers import LosslessVerifier
 
 
@@ -196,8 +196,7 @@ def measure(pair: Pair, name: str, part: int, arguments: argparse.Namespace) -> 
 def prompt_sets(name: str, part: int, arguments: argparse.Namespace) -> Iterator[tuple[Path, list[dict[str, Any]]]]:
     """Yield the folders and records of a part of a task.
 
-    Spec-Bench has one folder for each category and turn. A second turn follows the target's own answer to the first
-    turn, for all methods, and is skipped until that answer is available.
+    Spec-Bench has one folder for the first turns of each category.
     """
     folder = arguments.output / f"{name}{suffix(arguments)}" / f"part-{part}"
     records = chosen_records(name, Path(arguments.data[name]))
@@ -207,29 +206,14 @@ def prompt_sets(name: str, part: int, arguments: argparse.Namespace) -> Iterator
         return
     for category in sorted({record["category"] for record in records}):
         first = [record for record in records if record["category"] == category][chosen]
-        path = folder / f"{category}-turn-1"
         if first:
-            yield path, first
-        if first and len(first[0]["turns"]) > 1 and (done := read_answers(path, len(first))) is not None:
-            yield folder / f"{category}-turn-2", second_turns(first, done)
+            yield folder / f"{category}-turn-1", first
 
 
 def suffix(arguments: argparse.Namespace) -> str:
     """Return the part of a file name for the settings: empty for the full distribution."""
     values = (("t", arguments.temperature, 1), ("k", arguments.top_k, 0), ("p", arguments.top_p, 1))
     return "".join(f"-{letter}{value:g}" for letter, value, default in values if value != default)
-
-
-def read_answers(path: Path, n: int) -> list[str] | None:
-    """Return the target's completions by prompt, or None if some are missing."""
-    if not path.is_dir() or (results := read_results(path)).missing([PLAIN]):
-        return None
-    texts = [""] * n
-    for (method, _, _), entry in results.entries.items():
-        if method == PLAIN:
-            for index, text in zip(entry["rows"]["prompt"], entry["rows"]["text"]):
-                texts[index] = text
-    return texts
 
 
 def chosen_records(name: str, path: Path) -> list[dict[str, Any]]:
@@ -254,7 +238,10 @@ def unpacked(wheel: Path) -> Path:
 
 
 def write_report(name: str, arguments: argparse.Namespace) -> None:
-    """Write the records of all finished methods, and the differences of heads and SpecCascade from the others."""
+    """Write the records of all finished methods, and the differences of heads and SpecCascade from the others.
+
+    The provenance is that of this session; its `sessions` are those that measured.
+    """
     sets: dict[str, list[Results]] = {}
     for part in range(arguments.parts):
         for path, _ in prompt_sets(name, part, arguments):
@@ -262,7 +249,7 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
                 sets.setdefault(path.name if name == "specbench" else "", []).append(read_results(path))
     records: list[dict[str, Any]] = []
     comparisons: list[dict[str, Any]] = []
-    methods, headers = {}, []
+    methods, headers, sessions = {}, [], []
     for category, parts in sets.items():
         records += [described(record, category) for record in summarize_parts(parts)]
         done = finished_parts(parts)
@@ -277,7 +264,8 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
         used = [part for part in parts if any(part in found for found in done.values())]
         groups = itertools.groupby(used, key=lambda part: (part.header["target"], part.header["draft"]))
         headers += [pooled(list(group)).header for _, group in groups]  # parts may differ in dtype
-    source = provenance(0, arguments.device) | {"evaluations": headers, "methods": methods}
+        sessions += [session for part in used for session in part.sessions]
+    source = provenance(0, arguments.device) | {"evaluations": headers, "methods": methods, "sessions": sessions}
     path = arguments.output / f"qwen-coder-{name}{suffix(arguments)}.json"
     write_json(path, {"records": records, "comparisons": comparisons, "provenance": source})
     print(json.dumps({"written": path.name, "methods": list(methods)}), flush=True)
@@ -312,15 +300,14 @@ def summarize_parts(parts: list[Results]) -> list[dict[str, Any]]:
 def copy_batches(output: Path, destination: Path) -> None:
     """Copy the finished batches of all processes, without completions, to the same subfolders of `destination`.
 
-    Spec-Bench is left out, as its second turns need the completions. Of methods that share a prefill, only the first
-    one's `seconds` contain it.
+    Spec-Bench is left out. Of methods that share a prefill, only the first one's `seconds` contain it.
     """
     if output.resolve() == destination.resolve():
         raise ValueError(f"--copy-batches must differ from --output, got {output} for both.")
     for path in output.glob("*/part-*/batches-*.jsonl"):
         lines = read_lines(path)
         for entry in lines[1:]:
-            entry["rows"].pop("text", None)
+            entry.get("rows", {}).pop("text", None)  # sessions have no rows
         copy = destination / path.relative_to(output)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -359,7 +346,7 @@ def _arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--target", required=True, help="Hub id, folder or name in benchmarks.packaged of the target.")
     add("--draft", required=True, help="The same for the draft model.")
-    add("--data", required=True, type=_files, help="Tasks and their JSON Lines files: mbpp=FILE,gsm8k=FILE.")
+    add("--data", required=True, type=files, help="Tasks and their JSON Lines files: mbpp=FILE,gsm8k=FILE.")
     add("--output", required=True, type=Path, help="Folder of finished batches and reports.")
     add("--methods", default=METHODS, type=lambda text: text.split(","), help="Methods, in this order.")
     add("--copy-batches", type=Path, help="Also copy finished batches, without completions, to this folder.")
@@ -372,8 +359,8 @@ def _arguments() -> argparse.Namespace:
     add("--max-new-tokens", type=int, help="Longest answer, in tokens; by default it depends on the task.")
     add("--batch-size", default=25, type=int)
     add("--seconds", action="store_true", help="Time the methods instead; needs an idle machine.")
-    add("--gammas", default=[2, 3, 5], type=_numbers, help="Draft lengths that are timed.")
-    add("--batch-sizes", default=[1, 8], type=_numbers, help="Batch sizes that are timed.")
+    add("--gammas", default=[2, 3, 5], type=numbers, help="Draft lengths that are timed.")
+    add("--batch-sizes", default=[1, 8], type=numbers, help="Batch sizes that are timed.")
     add("--timed-prompts", default=8, type=int)
     add("--repeats", default=3, type=int, help="Timed turns.")
     packed = "Use oneDNN's layout for linear layers: faster, equal up to rounding, twice the memory, no compilation."
@@ -384,14 +371,6 @@ def _arguments() -> argparse.Namespace:
     add("--device", default="cpu")
     add("--dtype", default="bfloat16")
     return parser.parse_args()
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
-def _files(text: str) -> dict[str, str]:
-    return dict(item.split("=", 1) for item in text.split(","))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from hf_diversed import load_demo_pair
-from hf_diversed.evaluation import EvaluationSettings, evaluate
+from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
 from hf_diversed.files import write_json
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import get_task, load_records
@@ -23,7 +23,7 @@ def main() -> None:
     options = parser.parse_args()
     pair = load_demo_pair()
     settings = EvaluationSettings(num_examples=options.num_examples, batch_size=options.batch_size, seed=options.seed)
-    records = []
+    records, sessions = [], []
     for trained_on in pair.heads:
         for tested_on in pair.heads:
             task = get_task(tested_on, allow_code_execution=True)
@@ -31,9 +31,10 @@ def main() -> None:
             folder = options.output.with_suffix(".parts") / f"{trained_on}-{tested_on}"
             head = pair.heads[trained_on]
             (record,) = evaluate(pair, task, examples, ["diversed"], settings, head=head, output=folder)
+            sessions += read_results(folder).sessions
             records.append({"trained_on": trained_on, "tested_on": tested_on, **record})
             print(json.dumps({name: records[-1][name] for name in ("trained_on", "tested_on", "quality")}))
-    write_json(options.output, {"records": records, "provenance": provenance(options.seed)})
+    write_json(options.output, {"records": records, "provenance": provenance(options.seed) | {"sessions": sessions}})
 
 
 if __name__ == "__main__":

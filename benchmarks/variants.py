@@ -1,14 +1,9 @@
-"""Train variants of a task's packaged mixture head that differ in one setting, and compare them with it.
+"""Train variants of a task's packaged mixture head that differ in inputs and shape, and compare them with it.
 
-python -m benchmarks.variants features math --samples-per-prompt 10
+python -m benchmarks.variants math
 
-`--set` changes further training settings of every variant. Studies:
-
-- features: the head's inputs and shape.
-
-Writes results/STUDY-TASK.json. Several processes with RANK and WORLD_SIZE share the heads and then the evaluation;
-repeat the command until all heads are trained. The baselines of all studies are evaluated once per task and number of
-samples.
+Writes results/features-TASK.json. Several processes with RANK and WORLD_SIZE share the heads and then the evaluation;
+repeat the command until all heads are trained.
 """
 
 import argparse
@@ -33,14 +28,13 @@ from hf_diversed.zoo.loader import MIXTURE, WEIGHTS
 
 
 # Training settings of each variant that differ from those of the packaged head.
-STUDIES: dict[str, dict[str, dict[str, Any]]] = {
-    "features": {
-        # Adam changes every weight by about the learning rate, so a head with eight inputs needs a larger one.
-        f"{features}-{shape}": {"head_features": features, "head_type": shape}
-        | ({} if (features, shape) == ("distribution", "linear") else {"learning_rate": 0.02})
-        for features in FEATURES
-        for shape in HEAD_TYPES
-    },
+FEATURES_STUDY: dict[str, dict[str, Any]] = {
+    # Adam changes every weight by about the learning rate, so a head with eight inputs needs a larger one.
+    f"{features}-{shape}": {"head_features": features, "head_type": shape}
+    | ({} if (features, shape) == ("distribution", "linear") else {"learning_rate": 0.02})
+    | {"max_steps": 80, "eval_steps": 40, "save_steps": 40}
+    for features in FEATURES
+    for shape in HEAD_TYPES
 }
 BASELINES = ["target", "lossless", "static:0.9", "static:0.7", "static:0.5", "static:0.4", "static:0.3", "diversed"]
 REFERENCES = "reference_rewards.json"
@@ -53,14 +47,13 @@ def main() -> None:
     # Removed from the environment, because training would otherwise wait for the other processes.
     rank, world_size = (int(os.environ.pop(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
     pair, task = load_demo_pair(heads=MIXTURE), get_task(options.task, allow_code_execution=True)
-    study = STUDIES[options.study]
-    for name in list(study)[rank::world_size]:
-        train(options.set | study[name], pair, task, folder / name, WEIGHTS / MIXTURE / task.name)
-    if not all((folder / name / DONE).exists() for name in study):
+    for name in list(FEATURES_STUDY)[rank::world_size]:
+        train(FEATURES_STUDY[name], pair, task, folder / name, WEIGHTS / MIXTURE / task.name)
+    if not all((folder / name / DONE).exists() for name in FEATURES_STUDY):
         print("Other processes are still training; run this again for the evaluation.")
         return
     methods: list = list(BASELINES)
-    for name in study:
+    for name in FEATURES_STUDY:
         head = DiversedHead.from_pretrained(folder / name).eval()
         methods.append((name, RecordingVerifier(head)))
     settings = EvaluationSettings(
@@ -74,13 +67,14 @@ def main() -> None:
     done = folder / f"evaluation-x{options.samples_per_prompt}"
     rows = evaluate(pair, task, examples, methods, settings, head=pair.heads[task.name], output=done)
     if rows:
-        differences = [compare(read_results(done), "diversed", name) for name in study]
-        labels = [*BASELINES, *study]
+        results = read_results(done)
+        differences = [compare(results, "diversed", name) for name in FEATURES_STUDY]
+        labels = [*BASELINES, *FEATURES_STUDY]
         rows = [row for row in rows if row["method"] in labels]
         record = {
             "records": rows,
             "differences": differences,
-            "provenance": provenance(settings.seed),
+            "provenance": provenance(settings.seed) | {"sessions": results.sessions},
         }
         options.output.write_text(json.dumps(record, indent=1) + "\n")
         print(json.dumps(differences, indent=1))
@@ -88,15 +82,13 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", choices=STUDIES)
     parser.add_argument("task")
     parser.add_argument("--num-examples", type=int, default=1000)
-    parser.add_argument("--samples-per-prompt", type=int, default=10)
+    parser.add_argument("--samples-per-prompt", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=250)
-    parser.add_argument("--set", type=json.loads, default={}, help="JSON of training settings for every variant")
-    parser.add_argument("--output", type=Path, help="results/STUDY-TASK.json by default")
+    parser.add_argument("--output", type=Path, help="results/features-TASK.json by default")
     options = parser.parse_args()
-    options.output = options.output or Path("results") / f"{options.study}-{options.task}.json"
+    options.output = options.output or Path("results") / f"features-{options.task}.json"
     return options
 
 

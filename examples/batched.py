@@ -2,14 +2,13 @@
 
 import torch
 
-from hf_diversed import DiversedHead, DiversedHeadConfig, load_demo_pair
+from hf_diversed import load_demo_pair
 from hf_diversed.tasks import get_task, load_records
 
 
 torch.manual_seed(0)
 pair = load_demo_pair()
-sizes = [model.get_output_embeddings().weight.shape[1] for model in (pair.target, pair.draft)]
-head = pair.heads.get("math") or DiversedHead(DiversedHeadConfig(*sizes))
+head = pair.heads["math"]
 
 prompts = [record["prompt"] for record in load_records(get_task("math"), "test", 4)]
 inputs = pair.tokenizer(prompts, return_tensors="pt", padding=True)  # the tokenizer pads on the left

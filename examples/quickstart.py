@@ -6,13 +6,12 @@ With models from the Hub, replace the pair by `AutoModelForCausalLM.from_pretrai
 
 import torch
 
-from hf_diversed import DiversedHead, DiversedHeadConfig, load_demo_pair
+from hf_diversed import load_demo_pair
 
 
 torch.manual_seed(0)
 pair = load_demo_pair()
-sizes = [model.get_output_embeddings().weight.shape[1] for model in (pair.target, pair.draft)]
-head = pair.heads.get("math") or DiversedHead(DiversedHeadConfig(*sizes))  # untrained: w = 0.5 everywhere
+head = pair.heads["math"]
 
 question = "Question: Mia has 74 dollars and buys 9 pens at 7 dollars each. How much money is left?\nAnswer:"
 inputs = pair.tokenizer(question, return_tensors="pt")

@@ -11,7 +11,7 @@ from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
 from tools import draw_plots
 from tools.figures import RESULTS, figures, flatten, holm
 from tools.tables import TABLES
-from tools.tables.parts import Column, Row, Table, below, count, number, p_value, points, rate, short, times
+from tools.tables.parts import Column, Row, Table, below, count, number, p_value, points, rate, times
 
 
 FIGURES = ("n", "acceptance_rate", "block_efficiency", "quality", "quality_ci", "quality_drop", "quality_drop_ci")
@@ -22,10 +22,10 @@ def test_every_form_of_bounds_is_read():
     """Catches a figure without its bounds, a flag read as a number, and bounds read as a figure."""
     row = {"a": 0.5, "a_ci": [0.4, 0.6], "b": {"median": 2.0, "quartiles": [1.0, 3.0]}, "c": True, "d": None}
     row |= {"e": {"mean": 1.0, "error": 0.25}, "f": [3.0, 2.0, 4.0], "g": "words", "h_ci": [0.1, 0.2]}
-    row |= {"i": {"ratio": 1.5, "quartiles": [1.0, 2.0]}, "j": 7, "j_ci": None}
+    row |= {"j": 7, "j_ci": None}
     found = {figure.metric: figure[5:] for figure in flatten("study", "task", "method", 10, row)}
     expected = {"a": (0.5, 0.4, 0.6), "b": (2.0, 1.0, 3.0), "e": (1.0, 0.75, 1.25), "f": (3.0, 2.0, 4.0)}
-    assert found == expected | {"i": (1.5, 1.0, 2.0), "j": (7, None, None)}
+    assert found == expected | {"j": (7, None, None)}
 
 
 def test_figures_of_a_study():
@@ -39,16 +39,16 @@ def test_figures_of_a_study():
 
 
 def test_speedups_are_ratios_of_the_same_turns():
-    """Catches a speedup over another engine, and a ratio of medians instead of a median of ratios."""
+    """Catches a ratio of medians instead of a median of ratios."""
     part = json.loads((RESULTS / "real" / "lookup-rewrite.json").read_text())["records"][0]["seconds"][0]
-    for name, engine in (("", "eager"), (", compiled", "compiled")):
-        own, plain = (part["methods"][method + name]["turns"] for method in ("lossless", "target"))
-        ratios = [a["tokens"] / a["seconds"] / (b["tokens"] / b["seconds"]) for a, b in zip(own, plain)]
-        metric = f"speedup, {engine}, batch 1"
-        (found,) = (
-            figure for figure in figures("lookup-rewrite") if (figure.method, figure.metric) == ("lossless", metric)
-        )
-        assert (found.value, found.low, found.high) == (median(ratios), min(ratios), max(ratios))
+    own, plain = (part["methods"][method]["turns"] for method in ("lossless", "target"))
+    ratios = [a["tokens"] / a["seconds"] / (b["tokens"] / b["seconds"]) for a, b in zip(own, plain)]
+    (found,) = (
+        figure
+        for figure in figures("lookup-rewrite")
+        if (figure.method, figure.metric) == ("lossless", "speedup, batch 1")
+    )
+    assert (found.value, found.low, found.high) == (median(ratios), min(ratios), max(ratios))
 
 
 def test_answers_per_second_do_not_count_tokens():
@@ -58,7 +58,7 @@ def test_answers_per_second_do_not_count_tokens():
     (found,) = (
         figure
         for figure in figures("qwen-coder-speed-t0")
-        if (figure.method, figure.metric) == ("lenience:0.3", "answers, eager, batch 1")
+        if (figure.method, figure.metric) == ("lenience:0.3", "answers, batch 1")
     )
     assert found.value == pytest.approx(median(b["seconds"] / a["seconds"] for a, b in zip(own, plain)))
 
@@ -73,7 +73,6 @@ def test_answers_per_second_do_not_count_tokens():
         (number, 4.066, None, "4.07"),
         (times, 1.5, 1.25, "1.50x (1.25 to 0.75)"),
         (count, 1234, None, "1,234"),
-        (short, 1.74e19, None, "1.7e+19"),
         (p_value, 0.0001, None, "< 0.001"),
         (p_value, 0.0678, None, "0.068"),
     ],
@@ -141,7 +140,6 @@ def test_packaged_heads_are_what_their_runs_chose(kind, logs, task):
         ("mbpp", "qwen-coder-mbpp", 2),
         ("gsm8k", "qwen-coder-gsm8k", 2),
         ("gsm8k-t0", "qwen-coder-gsm8k-t0", 2),
-        ("gsm8k-t0-others", "qwen-coder-gsm8k-t0-others", 1),
         ("humaneval-t0", "qwen-coder-humaneval-t0", 1),
         ("mbpp-t0", "qwen-coder-mbpp-t0", 5),
         ("mbpp-t0.7-k20-p0.8", "qwen-coder-mbpp-t0.7-k20-p0.8", 2),

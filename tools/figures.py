@@ -74,7 +74,7 @@ def flatten(study: str, task: str, method: str, n: int | None, row: Row) -> Iter
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             found = (value, *(row.get(f"{name}_ci") or ()))
         elif isinstance(value, Mapping) and "quartiles" in value:
-            found = (value.get("median", value.get("ratio")), *value["quartiles"])
+            found = (value["median"], *value["quartiles"])
         elif isinstance(value, Mapping) and "error" in value:
             found = (value["mean"], value["mean"] - value["error"], value["mean"] + value["error"])
         elif isinstance(value, list) and not name.endswith("_ci") and len(value) == 3 and isinstance(value[0], float):
@@ -105,33 +105,29 @@ def _rows(*names: str, task: str = "", part: str = "") -> Callable[[str, Row], I
 
 
 def _speed(study: str, found: Row) -> Iterator[Figure]:
-    """Tokens per second over those of the target with the same engine: median and range of alternating turns."""
+    """Tokens and answers per second over those of the target: median and range of alternating turns."""
     for record in found["records"]:
         for row in record.get("quality", ()):
             yield from flatten(study, row["task"], row["method"], row["n"], row)
         for part in record["seconds"]:
             drafted = f", {record['num_assistant_tokens']} draft tokens" if "num_assistant_tokens" in record else ""
+            reference = part["methods"]["target"]["turns"]
             for method, timed in part["methods"].items():
-                name, compiled = method.removesuffix(", compiled"), method.endswith(", compiled")
-                reference = part["methods"]["target, compiled" if compiled else "target"]["turns"]
                 ratios = [
                     turn["tokens"] / turn["seconds"] / (plain["tokens"] / plain["seconds"])
                     for turn, plain in zip(timed["turns"], reference)
                 ]
-                engine = "compiled" if compiled else "eager"
                 answers = [plain["seconds"] / turn["seconds"] for turn, plain in zip(timed["turns"], reference)]
                 for metric, values in (("speedup", ratios), ("answers", answers)):
-                    metric += f", {engine}, batch {part['batch_size']}"
+                    metric += f", batch {part['batch_size']}"
                     bounds = (min(values), max(values)) if len(values) > 1 else ()
-                    yield Figure(study, record["task"] + drafted, name, None, metric, median(values), *bounds)
+                    yield Figure(study, record["task"] + drafted, method, None, metric, median(values), *bounds)
 
 
 def _compiled(study: str, found: Row) -> Iterator[Figure]:
     for threads, part in found["by_threads"].items():
         task = f"{threads} threads"
-        head = {"head over target": part["head_throughput_ratio_to_plain_compiled"]["1"]}
-        yield from flatten(study, task, "static:0.7", None, head | part["throughput_ratio_by_batch"])
-        yield from flatten(study, task, "static:0.7", None, part)
+        yield from flatten(study, task, "static:0.7", None, part | part["throughput_ratio_by_batch"])
 
 
 def _replay(study: str, found: Row) -> Iterator[Figure]:
@@ -146,7 +142,7 @@ def _learning(study: str, found: Row) -> Iterator[Figure]:
     for row in found["records"]:
         yield from flatten(study, task, matched.get(row["method"], row["method"]), row["n"], row)
     others = ("lenience, matched", "untrained, matched", "spec_cascade:token_v3:0.95", "diversed-mixture")
-    pooled = dict(zip(others, found["comparisons"]))  # of the heads of three seeds; followed by those of single heads
+    pooled = dict(zip(others, found["comparisons"]))  # of the heads of three seeds
     adjusted = holm(_pooled_p())
     for number, (other, row) in enumerate(pooled.items()):
         p_value = adjusted[4 * TASKS.index(task) + number]
@@ -156,13 +152,12 @@ def _learning(study: str, found: Row) -> Iterator[Figure]:
 @cache
 def _pooled_p() -> tuple[float, ...]:
     """Return the p-values of the pooled comparisons of all tasks, which are corrected together."""
-    studies = [json.loads(_path(f"learning-{task}").read_text())["comparisons"][:4] for task in TASKS]
+    studies = [json.loads(_path(f"learning-{task}").read_text())["comparisons"] for task in TASKS]
     return tuple(1.0 if row["quality_p"] is None else row["quality_p"] for rows in studies for row in rows)
 
 
 def _ceiling(study: str, found: Row) -> Iterator[Figure]:
-    for order in found["shares"]:
-        free = found["free"][order]
+    for order, free in found["free"].items():
         verified = 1.0 - (1.0 - found["lossless_acceptance"]) * (1.0 - free)
         yield from flatten(study, found["task"], order, found["positions"], {"free share": free, "verified": verified})
 

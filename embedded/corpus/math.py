@@ -4,7 +4,7 @@ import random
 
 from embedded.corpus.base import Example
 from embedded.corpus.math_plans import PLANS, Plan, Step
-from embedded.corpus.wording import Style, pick, write
+from embedded.corpus.wording import Style, capitalise, pick, write
 
 
 LARGEST = 99  # of any number, so that a model of a few million parameters learns the arithmetic within an hour
@@ -68,9 +68,9 @@ def sample(rng: random.Random, style: Style) -> Example:
         when = "first" if index == 0 else "last" if index == len(plan.steps) - 1 else "middle"
         sentences.append(_sentence(step, "xyzv"[index], slots | {"when": _POSITIONS[when]}, rng, style))
     answer = numbers["xyzv"[len(plan.steps) - 1]]
-    reasoning = " ".join(_capitalise(sentence) for sentence in sentences if sentence)
+    reasoning = " ".join(capitalise(sentence) for sentence in sentences if sentence)
     return Example(
-        prompt=f"Question: {_capitalise(question)}\nAnswer:",
+        prompt=f"Question: {capitalise(question)}\nAnswer:",
         completion=f" {reasoning} The answer is {answer}.",
         answer=answer,
         key="/".join(["math", plan.name, *(str(value) for value in operands.values()), *entities.values()]),
@@ -126,7 +126,3 @@ def _compute(expression: str, values: dict[str, int]) -> int:
     if operator == "/":
         return left // right if left % right == 0 else -1
     return {"+": left + right, "-": left - right, "*": left * right}[operator]
-
-
-def _capitalise(sentence: str) -> str:
-    return sentence[0].upper() + sentence[1:]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from embedded.corpus.base import Example
 from embedded.corpus.math import NAMES, PLACES, THINGS
-from embedded.corpus.wording import Style, pick, write
+from embedded.corpus.wording import Style, capitalise, pick, write
 
 
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
@@ -107,8 +107,8 @@ def sample(rng: random.Random, style: Style) -> Example:
     entities["k"] = str(rng.randint(2, 99))
     sentences = [*story.sentences, *rng.sample(_ASIDES, 2)]
     rng.shuffle(sentences)
-    article = " ".join(_capitalise(write(sentence, entities, rng, style)) for sentence in sentences)
-    summary = _capitalise(write(story.summary, entities, rng, style))
+    article = " ".join(capitalise(write(sentence, entities, rng, style)) for sentence in sentences)
+    summary = capitalise(write(story.summary, entities, rng, style))
     used = [entities[slot] for slot in sorted(set(re.findall(r"\$(\w)", "".join(story.sentences))))]
     return Example(
         prompt=f"Article: {article}\nSummary:",
@@ -116,7 +116,3 @@ def sample(rng: random.Random, style: Style) -> Example:
         answer=summary,
         key="/".join(["summary", story.name, *used]),
     )
-
-
-def _capitalise(sentence: str) -> str:
-    return sentence[0].upper() + sentence[1:]

@@ -49,6 +49,10 @@ def write(template: str, slots: Mapping[str, str], rng: random.Random, style: St
     return re.sub(r" +", " ", text).strip()
 
 
+def capitalise(sentence: str) -> str:
+    return sentence[0].upper() + sentence[1:]
+
+
 @lru_cache(maxsize=256)
 def _cumulative(count: int, habit: float) -> tuple[float, ...]:
     return tuple(accumulate(math.exp(-habit * i / max(count - 1, 1)) for i in range(count)))

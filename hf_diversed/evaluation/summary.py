@@ -69,17 +69,15 @@ def summarize(results: Results, labels: Sequence[str] | None = None) -> list[dic
     `*_ci` are two-sided 95% bounds from a bootstrap over prompts. `quality_drop` is the `reference` ("target", else
     "lossless") minus the method on the same prompts. `prompts_better` and `prompts_worse` are the numbers of prompts
     with a higher and a lower score than the reference. Rates count as in `SpeculativeStats`; `relaxed_share` is per
-    generated token, `accepted_length` the number of accepted draft tokens per round; `mean_bias`, `max_bias`,
-    `mean_overshoot` and `max_ratio` cover verified positions; `max_ratio` leaves out completions with an emitted token
-    of p = 0. Times are of batched calls, summed over processes. `peak_memory_bytes` is the maximum over calls, of kind
-    `peak_memory_kind` (see `PeakMemory`).
+    generated token; `mean_bias`, `max_bias`, `mean_overshoot` and `max_ratio` cover verified positions; `max_ratio`
+    leaves out completions with an emitted token of p = 0. Times are of batched calls, summed over processes.
+    `peak_memory_bytes` is the maximum over calls, of kind `peak_memory_kind` (see `PeakMemory`).
 
     `static_gain` is the quality minus that of the static curve at the same acceptance rate. The curve is piecewise
     linear through (acceptance rate, quality) of all methods with a constant weight, including lossless as weight 1;
-    it is recomputed in every replicate. `static_gain_outside` is the share of replicates whose acceptance rate lies
-    beyond the curve's ends, which are left out: the bounds are None if the share exceeds `MAX_OUTSIDE`, the gain if
-    the method itself lies there. All are None for the curve's own methods, for "target", and with fewer than two
-    points.
+    it is recomputed in every replicate. Replicates whose acceptance rate lies beyond the curve's ends are left out:
+    the bounds are None if their share exceeds `MAX_OUTSIDE`, the gain if the method itself lies there. Both are None
+    for the curve's own methods, for "target", and with fewer than two points.
 
     Args: labels: the methods to include; None for all.
 
@@ -139,7 +137,6 @@ def _acceptance(table: MethodTable, bootstrap: Bootstrap) -> dict:
         "mean_overshoot": table.rate("overshoot_sum", "overshoot_count"),
         "max_ratio": table.largest("max_ratio"),
         "relaxed_share": table.rate("relaxed", "tokens"),
-        "accepted_length": table.rate("num_accepted", "num_rounds"),
     }
 
 
@@ -163,10 +160,9 @@ def _cost(table: MethodTable) -> dict:
 
 
 def _static_gain(table: MethodTable, tables: list[MethodTable], bootstrap: Bootstrap) -> dict:
-    names = ("static_gain", "static_gain_ci", "static_gain_outside")
     curve = list({other.static_weight: other for other in tables if other.static_weight is not None}.values())
     if len(curve) < 2 or table.static_weight is not None or "num_drafted" not in table.sums:
-        return dict.fromkeys(names)
+        return {"static_gain": None, "static_gain_ci": None}
     *points, (rate, quality) = (
         (
             bootstrap.ratio(other.sums["num_accepted"], other.sums["num_drafted"]),
@@ -176,7 +172,7 @@ def _static_gain(table: MethodTable, tables: list[MethodTable], bootstrap: Boots
     )
     rates, qualities = (np.stack(values, axis=1) for values in zip(*points))
     gain = bootstrap.estimate(quality - interpolate(rate, rates, qualities))
-    return _with_bounds("static_gain", gain) | {"static_gain_outside": gain.outside}
+    return _with_bounds("static_gain", gain)
 
 
 def _with_bounds(name: str, estimate: Estimate) -> dict:

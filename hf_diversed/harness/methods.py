@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import CompileConfig, PreTrainedModel
 
+from hf_diversed import _compat
 from hf_diversed.formatting import COMPILED, LOSSLESS, PLAIN, did_you_mean
 from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.head import DiversedHead, load_head
@@ -87,6 +88,7 @@ class Method:
         return {"assistant_model": draft, "num_assistant_tokens": num_assistant_tokens} | static
 
 
+logger = _compat.get_logger(__name__)
 MethodLike = str | tuple[str, Verifier] | Method
 HeadLike = DiversedHead | str | os.PathLike
 
@@ -146,6 +148,11 @@ def _build(spec: MethodLike, head: HeadLike | None, device: torch.device | str |
         if isinstance(chosen, (str, os.PathLike)):
             chosen = load_head(os.fspath(chosen), device)
         strictness = AS_TRAINED if parsed.strictness is None else parsed.strictness
+        if parsed.strictness is None and chosen.config.strictness != AS_TRAINED:
+            logger.warning(
+                f"{spec} uses strictness {AS_TRAINED}, as trained; for the head's default in generate, write "
+                f"{spec}@{chosen.config.strictness:g}."
+            )
         return Method(spec, DiversedVerifier(chosen, strictness=strictness))
     name = parsed.name.partition("@")[0]
     if name == DIVERSED:

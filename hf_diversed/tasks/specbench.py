@@ -1,4 +1,4 @@
-"""Spec-Bench: questions of 13 categories, some with a second turn (arXiv 2401.07851)."""
+"""Spec-Bench: questions of 13 categories (arXiv 2401.07851)."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -11,10 +11,9 @@ from hf_diversed.tasks.wmt import Wmt
 class SpecBench(Task):
     """Columns `category`, `turns` and, in categories with a score, `reference`. Records are read from a `data_file`.
 
-    The prompt is a record's first turn or, with a column `answers`, the turn after these (see `second_turns`). The
-    score depends on the category: sentence BLEU of translations, ROUGE-2 of summaries, 1.0 for the correct number in
-    `math_reasoning` and for an accepted answer in the text in `rag`. The other categories have no automatic score;
-    their questions score 0.
+    The prompt is a record's first turn; second turns are not used. The score depends on the category: sentence BLEU of
+    translations, ROUGE-2 of summaries, 1.0 for the correct number in `math_reasoning` and for an accepted answer in
+    the text in `rag`. The other categories have no automatic score; their questions score 0.
     """
 
     name = "specbench"
@@ -27,9 +26,10 @@ class SpecBench(Task):
     stop_strings = ("\nUser:",)
 
     def prompt(self, record: Record) -> str:
-        """Return the turns and answers so far as a dialogue."""
-        lines = [f"{message['role'].capitalize()}: {message['content']}" for message in self.chat_messages(record)]
-        return "\n\n".join([*lines, "Assistant:"])
+        return f"User: {record['turns'][0]}\n\nAssistant:"
+
+    def chat_question(self, record: Record) -> str:
+        return record["turns"][0]
 
     def reference(self, record: Record) -> str:
         raise ValueError("task 'specbench' has no references: remove --shots.")
@@ -46,14 +46,6 @@ class SpecBench(Task):
                 f"{where}: category {category!r} needs a column 'reference' with a list, got {repr(reference)[:60]}."
             )
 
-    def chat_messages(self, record: Record, shots: Sequence[Record] = ()) -> list[dict[str, str]]:
-        if shots:
-            self.reference(shots[0])
-        answers, messages = record.get("answers", []), []
-        for turn, answer in zip(record["turns"], answers):
-            messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
-        return [*messages, {"role": "user", "content": record["turns"][len(answers)]}]
-
 
 def _contains(completion: str, accepted: Sequence[str]) -> float:
     text = completion.lower()
@@ -67,8 +59,3 @@ SCORES: Mapping[str, Callable[..., float]] = {
     "math_reasoning": lambda text, answer: Gsm8k().score(text, {"answer": answer}),
     "rag": _contains,
 }
-
-
-def second_turns(records: Sequence[Record], answers: Sequence[str]) -> list[dict]:
-    """Return records for the second turn, after the given answers to the first; records without one are dropped."""
-    return [{**record, "answers": [answer]} for record, answer in zip(records, answers) if len(record["turns"]) > 1]

@@ -52,13 +52,12 @@ def test_the_oracle_is_scored_on_held_out_continuations():
         replaced = [1.0] * 4 if harmful else generator.integers(0, 2, 4).astype(float).tolist()
         strictness = {"lenience": float(harmful), "head": float(not harmful)}
         chosen.append({"example": example, "kept": kept, "replaced": replaced, "strictness": strictness})
-    found = ceiling.summary(chosen, ["head"], 0, 2.0, NUM_PROMPTS)
-    places = {round(row["kept"], 2): place for place, row in enumerate(found["shares"]["oracle"])}
-    at = {name: [row["cost"] for row in rows] for name, rows in found["shares"].items()}
-    assert at["lenience"][places[1.0]] == pytest.approx(0.25 * 2.0, abs=0.1)
-    # What was harmless goes first, and costs nothing; on the half that it was not chosen by, even for the oracle.
-    assert at["oracle"][places[0.7]] == pytest.approx(0.0, abs=0.06)
-    assert at["lenience"][places[0.7]] == pytest.approx(0.0, abs=0.06)
-    assert at["head"][places[0.2]] == pytest.approx(0.2 * 2.0, abs=0.06)
-    assert found["free"]["head"] < 0.05
-    assert 0.4 < found["free"]["lenience"] <= 0.8
+    free = ceiling.free_shares(chosen, ["head"], 0)
+    assert free["head"] < 0.05
+    assert 0.4 < free["lenience"] <= 0.8
+    assert 0.6 < free["oracle"] <= 0.8
+    costly = [
+        entry | {name: generator.binomial(1, chance, 4) for name, chance in (("kept", 0.3), ("replaced", 0.7))}
+        for entry in chosen
+    ]
+    assert ceiling.free_shares(costly, ["head"], 0)["oracle"] < 0.1  # on the half that it selects by: 0.4

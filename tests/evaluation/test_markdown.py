@@ -42,11 +42,14 @@ def test_a_table_for_every_setting():
 
 
 def test_reports_are_merged():
-    """Catches records of the first report only, and settings of one evaluation used for all."""
+    """Catches records or sessions of the first report only, and settings of one evaluation used for all."""
+    of_part = {n: {"evaluation": {"n": n}, "methods": {"lossless": str(n)}} for n in (1, 2)}
     reports = [
-        {"records": [n], "provenance": {"seed": 7, "evaluation": {"n": n}, "methods": {"lossless": str(n)}}}
-        for n in (1, 2)
+        {"records": [n], "provenance": {"time": n, "sessions": [{"time": n + 0.5}]} | of_part[n]} for n in (1, 2)
     ]
     assert merge_reports(reports[:1]) == reports[0]
     merged = {"evaluations": [{"n": 1}, {"n": 2}], "methods_of_evaluations": [{"lossless": "1"}, {"lossless": "2"}]}
-    assert merge_reports(reports) == {"records": [1, 2], "provenance": {"seed": 7} | merged}
+    merged["sessions"] = [{"time": 1.5}, {"time": 2}, {"time": 2.5}]
+    assert merge_reports(reports) == {"records": [1, 2], "provenance": {"time": 1} | merged}
+    del reports[0]["provenance"]["sessions"]  # an earlier version recorded none
+    assert merge_reports(reports)["provenance"]["sessions"] == merged["sessions"][1:]

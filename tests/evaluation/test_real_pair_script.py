@@ -6,7 +6,6 @@ import json
 import shutil
 import sys
 import zipfile
-from types import SimpleNamespace
 
 import pytest
 
@@ -44,8 +43,12 @@ def run(monkeypatch, tmp_path):
     return run
 
 
+def without_text(rows: dict) -> dict:
+    return {name: values for name, values in rows.items() if name != "text"}
+
+
 def test_parts_are_pooled_and_kept(run, tmp_path, monkeypatch):
-    """Catches prompts or batches that are repeated, a pool of one part only, and one dtype reported for two."""
+    """Catches repeated prompts or batches, a pool of one part only, copies with completions, and one dtype for two."""
     first = run("--methods", PLAIN)
     assert [(row["method"], row["n"]) for row in first["records"]] == [(PLAIN, 2)]
     both = run("--methods", f"{PLAIN},{LOSSLESS}")
@@ -62,9 +65,14 @@ def test_parts_are_pooled_and_kept(run, tmp_path, monkeypatch):
     accepted, drafted = (sum(sum(row[name]) for row in rows) for name in ("num_accepted", "num_drafted"))
     assert report["records"][1]["acceptance_rate"] == pytest.approx(accepted / drafted)
     sizes = [path.stat().st_size for path in files]
-    assert run("--methods", f"{PLAIN},{LOSSLESS}", "--parts", "2")["records"] == report["records"]
+    copies = ("--copy-batches", str(tmp_path / "copies"))
+    assert run("--methods", f"{PLAIN},{LOSSLESS}", "--parts", "2", *copies)["records"] == report["records"]
     assert [path.stat().st_size for path in files] == sizes
+    copied = read_results(tmp_path / "copies" / "gsm8k" / "part-0").entries
+    original = read_results(tmp_path / "out" / "gsm8k" / "part-0").entries
+    assert copied == {key: entry | {"rows": without_text(entry["rows"])} for key, entry in original.items()}
     assert [header["n"] for header in report["provenance"]["evaluations"]] == [4]
+    assert len(report["provenance"]["sessions"]) == 4  # two for each part
     files[1].write_text(files[1].read_text().replace('"dtype": "float32"', '"dtype": "float64"'))
     monkeypatch.setattr(real_pair, "measure", lambda *_: None)  # the stored dtype differs from the pair's
     report = run("--methods", f"{PLAIN},{LOSSLESS}", "--parts", "2")
@@ -107,23 +115,12 @@ def test_heads_are_compared_with_the_other_methods(run, tmp_path):
     assert compared["acceptance_rate"] > 0.0
 
 
-def test_categories_and_second_turns(run, tmp_path):
-    """Catches second turns without the target's first answer, and a quality where nothing is scored."""
+def test_categories(run):
+    """Catches categories that are pooled, and a quality where nothing is scored."""
     report = run("--methods", f"{PLAIN},{LOSSLESS}", task="specbench")
     cells = [(row["category"], row["method"], row["n"], row["quality"] is None) for row in report["records"]]
-    expected = [("math-turn-1", 2, True), ("math-turn-2", 2, True), ("rag-turn-1", 1, False)]
+    expected = [("math-turn-1", 2, True), ("rag-turn-1", 1, False)]
     assert cells == [(name, method, n, none) for name, n, none in expected for method in (PLAIN, LOSSLESS)]
-    folder = tmp_path / "out" / "specbench" / "part-0"
-    first, second = (read_results(folder / f"math-turn-{turn}") for turn in (1, 2))
-    data = {"specbench": tmp_path / "specbench"}
-    arguments = SimpleNamespace(
-        output=tmp_path / "out", temperature=1, top_k=0, top_p=1.0, chat=True, num_examples=2, data=data
-    )
-    sets = {path.name: records for path, records in real_pair.prompt_sets("specbench", 0, arguments)}
-    (entry,) = (entry for (method, _, _), entry in first.entries.items() if method == PLAIN)
-    answers = [text for _, text in sorted(zip(entry["rows"]["prompt"], entry["rows"]["text"]))]
-    assert [record["answers"] for record in sets["math-turn-2"]] == [[answer] for answer in answers]
-    assert len(second.entries) == 2
 
 
 def test_prompts_are_held_out(tmp_path):

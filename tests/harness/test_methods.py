@@ -63,6 +63,15 @@ def test_names(head):
     assert build_methods(methods) == methods
 
 
+def test_a_calibrated_head_is_measured_as_trained(head, caplog):
+    """Catches a user who measures another strictness than `generate` uses, without a warning."""
+    head.config.strictness = 0.25
+    assert build_methods(["diversed@0.25"], head)[0].verifier.strictness == [0.25]
+    assert not caplog.records
+    assert build_methods(["diversed"], head)[0].verifier.strictness == [0.5]
+    assert "write diversed@0.25" in caplog.text
+
+
 def test_prompt_lookup_copies_as_many_tokens_as_the_head_was_trained_with():
     """Catches a default that replaces the head's number of draft tokens."""
     head = DiversedHead(DiversedHeadConfig(features="distribution", num_assistant_tokens=7))

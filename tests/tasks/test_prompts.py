@@ -23,7 +23,7 @@ RECORDS = {
     "wmt": {"translation": {"de": "Es regnet.", "en": "It rains."}},
     "scitldr": {"abstract": "It rained. We measured it.", "tldr": ["We measure rain.", "Rain is measured."]},
     "rewrite": {"text": "It rained. We measured it."},
-    "specbench": {"category": "math", "turns": ["Add 1 and 1.", "And 2?"], "answers": ["It is 2."]},
+    "specbench": {"category": "math", "turns": ["Add 1 and 1.", "And 2?"]},
     "math": {"prompt": "Question: 1 and 1?\nAnswer:", "completion": " 1+1=2. The answer is 2.", "answer": "2"},
     "summary": {"prompt": "Article: It rained.\nSummary:", "completion": " Rain.", "answer": "Rain."},
     "code": {"prompt": "Task: f\nCode:\n", "completion": "def f(): pass\n", "answer": "assert f() is None"},
@@ -39,7 +39,7 @@ PROMPTS = {
     "scitldr": "Summarize the following abstract in one sentence:\n\nAbstract: It rained. We measured it.\n\nSummary:",
     "rewrite": "Correct the spelling of the following text and change nothing else.\n\n"
     "Text: It rained. We measured it.\n\nCorrected:",
-    "specbench": "User: Add 1 and 1.\n\nAssistant: It is 2.\n\nUser: And 2?\n\nAssistant:",
+    "specbench": "User: Add 1 and 1.\n\nAssistant:",
     "math": "Question: 1 and 1?\nAnswer:",
     "summary": "Article: It rained.\nSummary:",
     "code": "Task: f\nCode:\n",
@@ -87,11 +87,10 @@ def test_a_task_without_references_serves_prompts_alone():
     """Catches a chat prompt that needs a reference, and solved examples without answers."""
     assert set(TASKS) - set(REFERENCES) == {"specbench"}
     task, record = get_task("specbench"), RECORDS["specbench"]
-    first = record | {"answers": []}
-    assert task.chat_messages(first) == [{"role": "user", "content": "Add 1 and 1."}]
+    assert task.chat_messages(record) == [{"role": "user", "content": "Add 1 and 1."}]
     for render in (task.few_shot_prompt, task.chat_messages):
         with pytest.raises(ValueError, match="task 'specbench' has no references: remove --shots"):
-            render(record, [first])
+            render(record, [record | {"turns": ["Add 3."]}])
 
 
 @pytest.mark.parametrize("name", sorted(REFERENCES.keys() - {"rewrite"}))  # whose references are its prompts

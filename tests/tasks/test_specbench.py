@@ -1,9 +1,8 @@
-"""Spec-Bench: a score by category, and dialogues."""
+"""Spec-Bench: a score by category."""
 
 import pytest
 
 from hf_diversed.tasks import get_task
-from hf_diversed.tasks.specbench import second_turns
 
 
 @pytest.mark.parametrize(
@@ -36,11 +35,3 @@ def test_questions_alone_need_no_reference():
     task.columns = task.columns[:1]
     task.check_types({"category": "rag", "turns": ["?"]}, "line 1")
     task.check_types({"turns": ["?"]}, "line 1")
-
-
-def test_second_turns():
-    """Catches records with a single turn, and answers to another question."""
-    records = [{"category": "qa", "turns": ["a"]}, {"category": "math", "turns": ["b", "c"]}]
-    (record,) = second_turns(records, ["A", "B"])
-    roles = [(message["role"], message["content"]) for message in get_task("specbench").chat_messages(record)]
-    assert roles == [("user", "b"), ("assistant", "B"), ("user", "c")]
