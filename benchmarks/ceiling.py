@@ -131,7 +131,7 @@ def continue_and_score(decoder, task: Task, examples, prompts, chosen, starts, b
 
 
 def free_shares(chosen: list[dict[str, Any]], heads: list[str], seed: int) -> dict[str, float]:
-    """Return the largest share of the rejected tokens that can be kept at no cost, in whole percent, by order.
+    """Return the largest share of the rejected tokens that can be kept at no cost, in steps of 1%, by order.
 
     The oracle and each verifier rank the tokens, and keep the first ones.
     """

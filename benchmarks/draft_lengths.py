@@ -24,7 +24,7 @@ from transformers.utils import logging
 
 from benchmarks import packaged
 from benchmarks.cpu_layers import pack_linear_layers
-from benchmarks.real import files, numbers
+from benchmarks.real import parse_files, parse_numbers
 from benchmarks.real_pair import chosen_records
 from benchmarks.turns import spread
 from hf_diversed.cli.models import load_pair
@@ -182,7 +182,7 @@ def _arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--target", help="Hub id, folder or name in benchmarks.packaged; by default the embedded pair.")
     add("--draft", help="The same for the draft model.")
-    add("--data", default={}, type=files, help="Tasks and their JSON Lines files: gsm8k=FILE,mbpp=FILE.")
+    add("--data", default={}, type=parse_files, help="Tasks and their JSON Lines files: gsm8k=FILE,mbpp=FILE.")
     add("--output", required=True, type=Path)
     add("--verifiers", default=["lossless", "lenience:0.3"], type=lambda text: text.split(","))
     add("--constant", default=[2, 3, 5, 8], type=_numbers, help="Constant lengths, or none.")
@@ -205,7 +205,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _numbers(text: str) -> list[int]:
-    return [] if text == "none" else numbers(text)
+    return [] if text == "none" else parse_numbers(text)
 
 
 if __name__ == "__main__":

@@ -74,9 +74,10 @@ def trained_head(task: str, folder: Path, arguments: argparse.Namespace) -> None
     iterations = min(4, arguments.head_steps)
     steps = str(max(1, arguments.head_steps // iterations // 2) * iterations)
     examples = str(arguments.train_examples)
+    data, digest = _training_data(task, arguments)
     settings = [
         *("--target", packaged.resolve(arguments.target), "--draft", LOOKUP, "--dtype", arguments.dtype),
-        *(*_training_data(task, arguments), "--token-features", "true"),
+        *(*data, "--token-features", "true"),
         *("--max-steps", str(arguments.head_steps), "--num-iterations", str(iterations)),
         *("--eval-steps", steps, "--save-steps", steps, "--num-assistant-tokens", str(arguments.gamma)),
         *("--num-examples", examples, "--num-eval-examples", examples, "--reference-generations", "1"),
@@ -85,18 +86,19 @@ def trained_head(task: str, folder: Path, arguments: argparse.Namespace) -> None
         *("--temperature", str(arguments.temperature), "--seed", str(arguments.seed), "--resume", "true"),
         *("--use-cpu", "true", "--report-to", "none", "--output-dir", str(folder)),
     ]
-    claim(folder, {"arguments": settings})
+    claim(folder, {"arguments": settings, "data": digest})
     if not (folder / DONE).exists():
         call(settings)
 
 
-def _training_data(task: str, arguments: argparse.Namespace) -> list[str]:
-    """Write a task's training records, which are all but the evaluated last ones, and return the arguments."""
+def _training_data(task: str, arguments: argparse.Namespace) -> tuple[list[str], str]:
+    """Write a task's training records, all but the evaluated last ones. Return the arguments and a digest."""
     path = arguments.output / f"train-{task}.jsonl"
     with Path(arguments.data[task]).open(encoding="utf-8") as file:  # `splitlines` would also split inside texts
         rows = [line for line in file if line.strip()]
-    path.write_text("".join(rows[: -arguments.num_examples]), encoding="utf-8")
-    return ["--task", task, "--data-file", str(path), "--chat", "true"]
+    rows = rows[: -arguments.num_examples]
+    path.write_text("".join(rows), encoding="utf-8")
+    return ["--task", task, "--data-file", str(path), "--chat", "true"], data_digest(rows)
 
 
 # Quality
@@ -237,12 +239,12 @@ def _short(label: str) -> str:
     return str(replace(name, parameters=Path(name.parameters).name))
 
 
-def files(text: str) -> dict[str, str]:
+def parse_files(text: str) -> dict[str, str]:
     """Parse "task=FILE,..."."""
     return dict(part.split("=", 1) for part in text.split(","))
 
 
-def numbers(text: str) -> list[int]:
+def parse_numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
@@ -251,7 +253,7 @@ def _arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--output", type=Path, required=True, help="Folder for finished parts, which are not repeated.")
     add("--target", default="smollm2", help="A name in benchmarks.packaged, or a chat model of the Hub.")
-    add("--data", type=files, default={}, help="task=FILE,...; a head is trained on the first.")
+    add("--data", type=parse_files, default={}, help="task=FILE,...; a head is trained on the first.")
     add("--head-steps", type=int, default=0, help="Updates of a head; 0 trains none.")
     add("--train-examples", type=int, default=256, help="Training prompts of the head.")
     add("--num-examples", type=int, default=8)
@@ -260,7 +262,7 @@ def _arguments() -> argparse.Namespace:
     add("--temperature", type=float, default=1.0)
     add("--gamma", type=int, default=5)
     add("--timed-prompts", type=int, default=4)
-    add("--batch-sizes", type=numbers, default=[1, 8])
+    add("--batch-sizes", type=parse_numbers, default=[1, 8])
     add("--repeats", type=int, default=1)
     add("--dtype", default="float32", help="Dtype of the models.")
     add("--report", type=Path, help="JSON file of the results; OUTPUT/real.json by default.")

@@ -40,7 +40,7 @@ from transformers.utils import logging
 from benchmarks import packaged
 from benchmarks.cpu_layers import grouped_queries, pack_linear_layers
 from benchmarks.differences import compare
-from benchmarks.real import files, numbers, timed
+from benchmarks.real import parse_files, parse_numbers, timed
 from hf_diversed.cli.models import load_pair
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results, summarize
 from hf_diversed.evaluation.evaluate import definitions
@@ -240,7 +240,7 @@ def unpacked(wheel: Path) -> Path:
 def write_report(name: str, arguments: argparse.Namespace) -> None:
     """Write the records of all finished methods, and the differences of heads and SpecCascade from the others.
 
-    The provenance is that of this session; its `sessions` are those that measured.
+    `provenance` describes this call; its `sessions` list the runs that measured.
     """
     sets: dict[str, list[Results]] = {}
     for part in range(arguments.parts):
@@ -346,7 +346,7 @@ def _arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--target", required=True, help="Hub id, folder or name in benchmarks.packaged of the target.")
     add("--draft", required=True, help="The same for the draft model.")
-    add("--data", required=True, type=files, help="Tasks and their JSON Lines files: mbpp=FILE,gsm8k=FILE.")
+    add("--data", required=True, type=parse_files, help="Tasks and their JSON Lines files: mbpp=FILE,gsm8k=FILE.")
     add("--output", required=True, type=Path, help="Folder of finished batches and reports.")
     add("--methods", default=METHODS, type=lambda text: text.split(","), help="Methods, in this order.")
     add("--copy-batches", type=Path, help="Also copy finished batches, without completions, to this folder.")
@@ -359,8 +359,8 @@ def _arguments() -> argparse.Namespace:
     add("--max-new-tokens", type=int, help="Longest answer, in tokens; by default it depends on the task.")
     add("--batch-size", default=25, type=int)
     add("--seconds", action="store_true", help="Time the methods instead; needs an idle machine.")
-    add("--gammas", default=[2, 3, 5], type=numbers, help="Draft lengths that are timed.")
-    add("--batch-sizes", default=[1, 8], type=numbers, help="Batch sizes that are timed.")
+    add("--gammas", default=[2, 3, 5], type=parse_numbers, help="Draft lengths that are timed.")
+    add("--batch-sizes", default=[1, 8], type=parse_numbers, help="Batch sizes that are timed.")
     add("--timed-prompts", default=8, type=int)
     add("--repeats", default=3, type=int, help="Timed turns.")
     packed = "Use oneDNN's layout for linear layers: faster, equal up to rounding, twice the memory, no compilation."

@@ -43,7 +43,7 @@ _TEXT = """
 backend baseline batch_sizes choices choose config data data_file device divergence draft draft_config dtype engine
 eval_data_file eval_split eval_strategy evaluation features folder format frontier head head_features head_type heads
 labels lora_target_modules lr_scheduler_type markdown method methods metric_for_best_model mode model objective optim
-others output output_dir plot regimes report report_to resume_from_checkpoint reward_funcs save_strategy schedules set
+others output output_dir plot report report_to resume_from_checkpoint reward_funcs save_strategy schedules
 shots_file split study target target_config task tasks text verifier verifiers attn_implementation
 experts_implementation revision torch_dtype
 """

@@ -12,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import hf_diversed
-from hf_diversed.features import vocabulary_features
 from tests.engines.modes import STATIC, shallow
 from tests.generation.test_verifiers import NAMES, make
 from tests.tiny import SAMPLED, generate, ragged_batch
@@ -142,11 +141,3 @@ def test_no_tensor_is_created_on_the_default_device(pair, name, mode):
         expected, found = outputs
         assert torch.equal(found.sequences, expected.sequences)
         assert torch.equal(found.token_records.source, expected.token_records.source)
-
-
-def test_token_features_do_not_take_the_default_dtype():
-    """Catches ranks, which are integers, whose logarithm has the default dtype."""
-    p, q = torch.rand(2, 3, 40, generator=torch.Generator().manual_seed(0)).softmax(-1).unbind()
-    expected = torch.cat(list(vocabulary_features(p, q)), dim=-2)
-    with default_dtype(torch.bfloat16):
-        assert torch.equal(torch.cat(list(vocabulary_features(p, q)), dim=-2), expected)

@@ -40,7 +40,7 @@ def calibrate(options: CalibrateOptions) -> None:
     preparing.check_output("HEAD", options.head / CONFIG)
     preparing.check_output("--output", folder, folder=True)
     records = read_records(options.head)
-    publication(head, records, folder=str(options.head))  # an error in the records must not follow hours of decoding
+    publication(head, records, folder=str(options.head))  # raises early if the records are invalid
     pair, prompted, examples, _ = preparing.load_prompts(options, task, None)
     head.to(pair.target.device)
     if options.overwrite:

@@ -53,10 +53,11 @@ def _info(options: PushOptions) -> None:
     head = DiversedHead.from_pretrained(options.folder, **named)
     records = hub.read_records(options.folder, options.evaluation, **named)
     try:
+        properties = about_table(head, records)
         results = results_by_setting(records.evaluation.get("records") or [])
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # a file of the Hub may contain anything
         raise ValueError(f"{EVALUATION} is not a result of `hf-diversed evaluate`: {error!r}") from error
-    console.print(about_table(head, records), results)
+    console.print(properties, results)
     if not results.renderables:
         notes.print(f"No results: the head has no {EVALUATION}.")
 

@@ -106,7 +106,7 @@ def results_table(rows: list[dict]) -> Table:
     for row in rows:
         speed = speeds[row["method"]]
         table.add_row(
-            Text(one_line(row["method"])),  # may be of a head on the Hub
+            Text(one_line(row["method"])),  # untrusted: may come from the Hub
             with_bounds(row, "acceptance_rate"),
             percent(row.get("verified_acceptance_rate")),
             number(row.get("block_efficiency")),

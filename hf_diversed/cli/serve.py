@@ -28,7 +28,7 @@ _CHAT_NOTE = (
 def serve(options: ServeOptions, more: list[str]) -> None:
     """Serve a pair with vLLM: hf-diversed serve TARGET --draft DRAFT --head HEAD. All other options are passed to
     vLLM: --port 8000 --max-model-len 4096 --tensor-parallel-size 2."""
-    if options.target.startswith("-"):  # the parser takes an option of vLLM for it
+    if options.target.startswith("-"):  # the parser reads an unknown option as TARGET
         raise ValueError(f"TARGET must come first, got {options.target!r}: hf-diversed serve TARGET --draft DRAFT ...")
     if options.head is None and options.verifier in (None, DIVERSED):
         raise ValueError('pass --head, or --verifier, for example --verifier "static:0.7".')

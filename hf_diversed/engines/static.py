@@ -128,7 +128,10 @@ class StaticEngine(EagerEngine):
         self.target.num_forwards += 1
         draft.num_forwards += gamma
         if self.compiler.replays or len(inputs.lengths) > len(rows.ids):
-            round = map_tensors(lambda values: self._copy_if_replayed(values[: len(rows.ids)]), round)
+            # The next replay of a CUDA graph would overwrite the values.
+            round = map_tensors(
+                lambda x: x[: len(rows.ids)].clone() if self.compiler.replays else x[: len(rows.ids)], round
+            )
         assert round.draft is not None
         rows.write_block(round.draft.tokens)
         return round
@@ -143,10 +146,6 @@ class StaticEngine(EagerEngine):
     def _round_by_forwards(self, gamma: int, verifier_state: VerifierState) -> Round:
         self.target.widths.add(gamma + 1)
         return super().round(gamma, verifier_state)
-
-    def _copy_if_replayed(self, values: torch.Tensor) -> torch.Tensor:
-        """Return a copy if the next replay would overwrite the values, else the values."""
-        return values.clone() if self.compiler.replays else values
 
     def run_round(self, settings: CallSettings, draft_model: StaticModel, inputs: RoundInputs, shape: Shape) -> Round:
         """Run the round as one compiled function, or as several."""

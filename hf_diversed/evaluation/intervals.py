@@ -25,13 +25,11 @@ class Estimate:
     Attributes:
         value: on the original prompts.
         low, high: the bounds.
-        outside: share of replicates in which the statistic is not defined.
     """
 
     value: float
     low: float
     high: float
-    outside: float = 0.0
 
 
 class Bootstrap:
@@ -71,11 +69,10 @@ class Bootstrap:
         """Return value and percentile bounds of a statistic `[R + 1]`."""
         value, replicates = float(statistic[0]), statistic[1:]
         known = replicates[~np.isnan(replicates)]
-        outside = 1.0 - len(known) / len(replicates)
-        if np.isnan(value) or outside > MAX_OUTSIDE:
-            return Estimate(value, np.nan, np.nan, outside)
+        if np.isnan(value) or len(known) < (1.0 - MAX_OUTSIDE) * len(replicates):
+            return Estimate(value, np.nan, np.nan)
         low, high = np.quantile(known, [0.025, 0.975])
-        return Estimate(value, float(low), float(high), outside)
+        return Estimate(value, float(low), float(high))
 
     def estimate_mean(self, statistic: np.ndarray, low: float, high: float) -> Estimate:
         """Return `estimate` of a mean of values in [low, high]; also valid if all prompts have the same value.
@@ -89,7 +86,7 @@ class Bootstrap:
             return found
         unseen = wilson(0, self.counts.shape[1])[1]
         below, above = found.value - low, high - found.value
-        return Estimate(found.value, found.value - unseen * below, found.value + unseen * above, found.outside)
+        return Estimate(found.value, found.value - unseen * below, found.value + unseen * above)
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:

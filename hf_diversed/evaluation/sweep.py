@@ -59,15 +59,16 @@ def merge_reports(reports: Sequence[dict]) -> dict:
     """Join reports of `evaluate`; a single one is returned unchanged.
 
     The records of several are concatenated, and `provenance` is that of the first, with `evaluations` and
-    `methods_of_evaluations`, one per report, in place of `evaluation` and `methods`. `sessions` has all others.
+    `methods_of_evaluations`, one per report, in place of `evaluation` and `methods`. `sessions` lists the other
+    sessions.
     """
     if len(reports) == 1:
         return reports[0]
     sources = [report["provenance"] for report in reports]
-    of_part = ("evaluation", "methods", "sessions")
+    part_fields = ("evaluation", "methods", "sessions")
     sessions: list[dict] = []
     for source in sources:
-        session = {name: value for name, value in source.items() if name not in of_part}
+        session = {name: value for name, value in source.items() if name not in part_fields}
         sessions += [session, *source.get("sessions", [])]
     several = {
         "evaluations": [source["evaluation"] for source in sources],

@@ -5,7 +5,6 @@ A block may end after a draft token, depending on that token and earlier ones. A
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
@@ -16,22 +15,6 @@ from hf_diversed.generation.measurements import ConfidenceFit
 # tenth to a third of the target's parameters.
 DEFAULT_COST = 0.3
 _CLIP = 1e-3  # distance of a probability from 0 and 1, so that its logit is finite
-
-
-class StoppingRule(Protocol):
-    """Decides after each draft token whether the block ends. One decision for all rows of a batch."""
-
-    def begin(self, limits: Sequence[int]) -> None:
-        """Start a block with at most `limits` draft tokens per row, 0 in finished rows."""
-
-    def measure(self, scores: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the confidence in one draft token per row: `[B]` from scores of q `[B, V]` and ids `[B]`."""
-
-    def stops(self, confidences: Sequence[float]) -> bool:
-        """Return whether the block ends. `confidences`: of the last draft token of each row, 0 if it is an EOS."""
-
-    def update(self, accepted: Sequence[int]) -> None:
-        """Record the number of accepted draft tokens per row of the block."""
 
 
 class ConfidenceRule:
@@ -51,14 +34,17 @@ class ConfidenceRule:
         self.begin([])
 
     def begin(self, limits: Sequence[int]) -> None:
+        """Start a block with at most `limits` draft tokens per row, 0 in finished rows."""
         self._limits = limits
         self._survival = [1.0] * len(limits)
         self._logits: list[list[float | None]] = []  # per draft token and row; None for an EOS
 
     def measure(self, scores: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the confidence in one draft token per row: `[B]` from scores of q `[B, V]` and ids `[B]`."""
         return torch.softmax(scores, dim=-1).amax(dim=-1)
 
     def stops(self, confidences: Sequence[float]) -> bool:
+        """Return whether the block ends. `confidences`: of the last draft token of each row, 0 if it is an EOS."""
         self._logits.append([logit(value) if value > 0.0 else None for value in confidences])
         count, gain = len(self._logits), 0.0
         for row, value in enumerate(self._logits[-1]):
@@ -68,6 +54,7 @@ class ConfidenceRule:
         return not gain * self.fit.mean_acceptance > running * self.fit.rate(self.cost) * self.cost
 
     def update(self, accepted: Sequence[int]) -> None:
+        """Record the number of accepted draft tokens per row of the block."""
         width, emitted = len(self._logits), []
         for row, (limit, count) in enumerate(zip(self._limits, accepted)):
             if limit:
@@ -83,7 +70,8 @@ class ConfidenceRule:
 class ThresholdRule:
     """Ends a block after a draft token x with q(x) < `threshold`, as `assistant_confidence_threshold` in transformers.
 
-    In a batch, the block ends once more than half of the running rows have had such a token or an EOS.
+    In a batch, the block ends once more than half of the running rows have had such a token or an EOS. The methods are
+    those of `ConfidenceRule`.
     """
 
     def __init__(self, threshold: float):
@@ -102,6 +90,10 @@ class ThresholdRule:
 
     def update(self, accepted: Sequence[int]) -> None:
         """Do nothing: the threshold is constant."""
+
+
+# Decides after each draft token whether the block ends, once for all rows of a batch.
+StoppingRule = ConfidenceRule | ThresholdRule
 
 
 def logit(probability: float) -> float:

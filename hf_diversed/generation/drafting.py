@@ -1,9 +1,11 @@
 """Drafting: gamma steps of the draft model for a batch. Verification is in `decoding.py`."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from hf_diversed import model_facts
@@ -255,9 +257,9 @@ class ModelDrafter:
         """Draft one token per row from `feed`, ids `[B, 1 or 2]` that end `step` columns after the row's length."""
         rows = self.rows
         logits, hidden = self.model(feed, rows.lengths + (step - feed.shape[1]), keep=1)
-        raw = to_vocabulary(logits, self.vocab_size).to(rows.ids.device)
         here = PerRow([int(step < count) for count in counts.host], (counts.device > step).long())
-        scores = self.processor(rows, raw, offset=step, counts=here)
+        process = partial(self.processor, rows, offset=step, counts=here)
+        raw, scores = draft_scores(logits.to(rows.ids.device), self.vocab_size, process)
         noise = None if self.random_source is None else self.random_source.draft_noise(scores[:, 0])
         tokens = draw_drafts(scores[:, 0], noise, rows.greedy)
         rows.write(step, tokens)
@@ -277,12 +279,23 @@ def draw_drafts(scores: torch.Tensor, noise: torch.Tensor | None, greedy: torch.
 
 
 def to_vocabulary(logits: torch.Tensor, size: int) -> torch.Tensor:
-    """Cut logits `[..., V']` to the first `size` ids, or pad them with scores so low that the softmax is 0.
-
-    They are finite, because a processor may exclude all other ids.
-    """
+    """Cut logits `[..., V']` to the first `size` ids, or pad them with -inf (probability 0)."""
     missing = size - logits.shape[-1]
-    if missing <= 0:
-        return logits[..., :size]
-    lowest = logits.amax(dim=-1, keepdim=True) - 1e4
-    return torch.cat([logits, lowest.expand(*lowest.shape[:-1], missing)], dim=-1)
+    return F.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits[..., :size]
+
+
+def draft_scores(
+    logits: torch.Tensor, size: int, process: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return raw logits and processed scores of q, `[B, N, size]`, from logits `[B, N, V']`.
+
+    Ids that the draft model lacks have probability 0, unless `process` excludes all others.
+    """
+    raw, known = to_vocabulary(logits, size), logits.shape[-1]
+    if known >= size:
+        return raw, process(raw)
+    lowest = logits.amax(dim=-1, keepdim=True) - 1e4  # finite, and its probability rounds to 0
+    scores = process(torch.cat([logits, lowest.expand(-1, -1, size - known)], dim=-1))
+    others_excluded = (scores[..., :known] == -torch.inf).all(dim=-1, keepdim=True)
+    lacked = scores[..., known:].masked_fill(~others_excluded, -torch.inf)
+    return raw, torch.cat([scores[..., :known], lacked], dim=-1)

@@ -105,7 +105,7 @@ def run_pointwise(processor: LogitsProcessor, scores: torch.Tensor) -> torch.Ten
 
 
 def stop_criterion(tokenizer: PreTrainedTokenizerBase, stop_strings: str | Sequence[str]) -> StopStringCriteria:
-    """Return upstream's criterion. It is cached, as its construction iterates over the vocabulary."""
+    """Return a copy of upstream's criterion. The original is cached: its construction iterates over the vocabulary."""
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
     key, known = (strings, len(tokenizer)), _known.setdefault(tokenizer, {})
     criterion = known.get(key)

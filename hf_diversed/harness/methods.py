@@ -149,7 +149,7 @@ def _build(spec: MethodLike, head: HeadLike | None, device: torch.device | str |
             chosen = load_head(os.fspath(chosen), device)
         strictness = AS_TRAINED if parsed.strictness is None else parsed.strictness
         if parsed.strictness is None and chosen.config.strictness != AS_TRAINED:
-            logger.warning(
+            logger.warning_once(
                 f"{spec} uses strictness {AS_TRAINED}, as trained; for the head's default in generate, write "
                 f"{spec}@{chosen.config.strictness:g}."
             )

@@ -81,18 +81,23 @@ def launch(program: str, mode: str, timeout: float, memory_bytes: int, tests: st
 def _delete(scratch: str) -> None:
     """Delete a program's directory. `shutil.rmtree` recurses into it, and keeps what it may not list."""
     if os.path.islink(scratch):  # by a program without a jail
+        os.unlink(scratch)
         return
     folders = [scratch]
-    for folder in folders:  # grows: each folder moves its own to the top, so that no path becomes long
+    for folder in folders:  # subfolders are moved up, because the paths of deep ones are too long
+        entries: list[os.DirEntry] = []
         with suppress(OSError):
             os.chmod(folder, 0o700)
-            for entry in list(os.scandir(folder)):
-                if entry.is_dir(follow_symlinks=False):
-                    os.chmod(entry.path, 0o700)  # needed to move it
-                    folders.append(f"{scratch}-{len(folders)}")
-                    os.rename(entry.path, folders[-1])
-                else:
+            entries += os.scandir(folder)
+        for entry in entries:
+            with suppress(OSError):
+                if not entry.is_dir(follow_symlinks=False):
                     os.unlink(entry.path)
+                    continue
+                os.chmod(entry.path, 0o700)  # needed to move it
+                folders.append(tempfile.mkdtemp(prefix="hf-diversed-", dir=os.path.dirname(scratch)))
+                os.rename(entry.path, folders[-1])
+        with suppress(OSError):
             os.rmdir(folder)
 
 

@@ -104,7 +104,7 @@ def check_no_head_options(config: DiversedConfig) -> None:
     given = [name for name in HEAD_OPTIONS if getattr(config, name) != defaults[name]]
     if given:
         raise ValueError(
-            f"{', '.join(given)} only apply to a new head, but a head to continue training was given; leave them out."
+            f"{', '.join(given)}: only for new heads, but a head to continue training was given. Leave them out."
         )
 
 

@@ -42,10 +42,10 @@ def find_checkpoint(requested: str | bool | None, output_dir: Path) -> str | Non
     if not (folder / OPTIMIZER_NAME).exists():
         advice = resume_point(folder) or "a checkpoint that was saved with save_only_model=False"
         raise ValueError(f"{folder} has no {OPTIMIZER_NAME}, so training cannot continue from it; pass {advice}.")
-    if folder.resolve().parent != output_dir.resolve():
+    if folder.parent.resolve() != output_dir.resolve():
         raise ValueError(
             f"{folder} belongs to the run in {folder.parent}, not to output_dir={output_dir}; pass {folder.parent} as "
-            "output_dir, or copy that folder and continue the copy."
+            "output_dir, or resume a copy of that folder."
         )
     return found
 

@@ -18,12 +18,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerContro
 from transformers.trainer_utils import HubStrategy, IntervalStrategy
 
 from hf_diversed import _compat
-from hf_diversed.files import writing
+from hf_diversed.files import WriteError, writing
 from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.prompts import check_context, encode
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
-from hf_diversed.hub import PushError
 from hf_diversed.method_names import AS_TRAINED
 from hf_diversed.provenance import data_digest, model_digest, module_digest, provenance, recorded_settings
 from hf_diversed.tasks.rewards import RewardError, RewardFunc, RewardSum
@@ -66,7 +65,7 @@ class DiversedTrainer(AtomicCheckpoints):
         draft: the draft model, or its name or folder. None for prompt lookup, as in
             `generate(prompt_lookup_num_tokens=...)`.
         head: head to continue training; None creates one from `args.head_features`, `args.token_features`,
-            `args.head_type` and its initial prediction, which must not be set otherwise.
+            `args.head_type` and its initial prediction. These options must keep their defaults if `head` is given.
         reward_funcs: one or more functions `(completions, **columns) -> list[float | None]`, or their names; see
             `tasks.rewards.load_reward`.
         args: the settings of the run.
@@ -128,7 +127,7 @@ class DiversedTrainer(AtomicCheckpoints):
         head.config.strictness, head.config.calibration = AS_TRAINED, None  # valid for the earlier weights only
         decoding = {"training_temperature": args.temperature, "num_assistant_tokens": args.num_assistant_tokens}
         head.config.update(DiversedHeadConfig.about_pair(target, draft) | decoding)
-        args = copy.copy(args)  # may be used for other heads, which have other defaults
+        args = copy.copy(args)  # the caller may reuse it for another kind of head
         args.set_head_defaults(head.needs_token)
         settings = Sampling(
             temperature=args.temperature,
@@ -493,12 +492,15 @@ class DiversedTrainer(AtomicCheckpoints):
             return
         try:
             self.push_to_hub(commit_message=f"Training in progress, step {self.state.global_step}")
-        except PushError as error:
+        except WriteError:
+            raise
+        except OSError as error:
             logger.warning(f"training continues, but its head could not be published: {error}")
 
     def _load_callback_state(self) -> None:
         """Restore the constraint's state from the checkpoint, but keep this run's settings, which may differ."""
         super()._load_callback_state()
+        self._fresh = False
         restored = next(cb for cb in self.callback_handler.callbacks if isinstance(cb, ConstraintCallback))
         if restored.objective != self.constraint.objective:  # values of another objective cannot be compared
             self.state.best_metric = self.state.best_global_step = self.state.best_model_checkpoint = None

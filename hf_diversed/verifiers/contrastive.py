@@ -28,12 +28,9 @@ class ContrastiveVerifier(DistributionVerifier):
         return self.beta == 0.0 and (not sampled or self.alpha == 0.0)
 
     def emitted_probs(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
-        scores = self._scores(draft, target)
-        return torch.softmax(scores, dim=-1) if draft.sampled else one_hot_best(scores)
-
-    def _scores(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
         p, z_p, z_q = target.probs()[:, :-1], target.scores[:, :-1], draft.scores
         plausible = (p > 0.0) & (p >= self.alpha * p.amax(-1, keepdim=True))
         lowest = z_q.masked_fill(z_q == -torch.inf, torch.inf).amin(-1, keepdim=True)
         contrast = z_p + self.beta * (z_p - torch.maximum(z_q, lowest))
-        return contrast.masked_fill(~plausible, -torch.inf)
+        scores = contrast.masked_fill(~plausible, -torch.inf)
+        return torch.softmax(scores, dim=-1) if draft.sampled else one_hot_best(scores)

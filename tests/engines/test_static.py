@@ -1,6 +1,7 @@
 """Rounds over static shapes, compiled and not, against the eager engine."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -260,7 +261,22 @@ def test_scores_records_and_streams(pair):
     assert torch.equal(streamed, text[0, 9:])
 
 
-def test_stop_strings(pair):
+@pytest.mark.parametrize("mode", [{}, STATIC], ids=["eager", "static"])
+def test_threads_decode_at_the_same_time(pair, mode):
+    """Catches caches, buffers or settings of a call that calls of other threads change."""
+
+    def call(number: int) -> torch.Tensor:
+        verifier = ("lossless", "lenience:0.2", "static:0.3")[number % 3]
+        batch = ragged_batch(1 + number % 4, 6 + number, seed=number)
+        return decode(pair, mode, batch=batch, verifier=verifier, do_sample=False, max_new_tokens=24).sequences
+
+    expected = list(map(call, range(12)))
+    with ThreadPoolExecutor(4) as threads:
+        for found, alone in zip(threads.map(call, range(12)), expected):
+            assert torch.equal(found, alone)
+
+
+def test_criteria(pair):
     """Catches criteria that receive ids without those of the last round."""
     stop = tf.StoppingCriteriaList([partial(_contains, token=int(decode(pair, {}).sequences[0, 14]))])
     assert_same(pair, STATIC, stopping_criteria=stop)

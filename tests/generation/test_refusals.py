@@ -469,20 +469,6 @@ def test_modes_set_in_the_models_own_config(entry, value, monkeypatch):
     assert ran == []
 
 
-# as above
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-def test_prompt_tuning_is_detected_in_peft_generate(monkeypatch):
-    """`PeftModel.generate` calls the inner model's `generate`, which must still detect prompt tuning."""
-    seen = []
-    inner = tf.LlamaForCausalLM.generate
-    monkeypatch.setattr(
-        tf.LlamaForCausalLM, "generate", lambda self, *a, **k: seen.append(type(self)) or inner(self, *a, **k)
-    )
-    with pytest.raises(ValueError, match="prompt-learning"):
-        BENCH.generate(prompt_tuned())
-    assert seen == [tf.LlamaForCausalLM]
-
-
 def test_padding_needs_no_positions():
     """Catches columns counted in place of positions."""
     target, padded = tiny.tiny_model("gpt2"), {}

@@ -2,13 +2,15 @@
 
 import math
 from dataclasses import fields
+from threading import Thread
 
 import pytest
 import torch
+from transformers import TextIteratorStreamer
 
 import hf_diversed
 from hf_diversed import SpeculativeStats
-from tests.tiny import Listener, ragged_batch
+from tests.tiny import Listener, ragged_batch, word_tokenizer
 
 
 def _generate(pair, **kwargs):
@@ -54,6 +56,19 @@ def test_streaming_needs_no_other_option(pair):
     assert stats.num_rounds == len(listener.rounds)
     assert all(not math.isnan(entry.mean_weight) for _, entry in listener.rounds if entry.num_drafted)
     assert any(records.relaxed.any() for records, _ in listener.rounds)
+
+
+def test_transformers_streamers_receive_the_text(pair):
+    """Catches pieces that are lost, repeated or out of order in the thread that reads them."""
+    tokenizer = word_tokenizer()
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60.0)
+    found: list = []
+    thread = Thread(target=lambda: found.append(_generate(pair, verifier="static:0.5", streamer=streamer)))
+    thread.start()
+    text = "".join(streamer)
+    thread.join()
+    prompt, ids = found[0]
+    assert text == tokenizer.decode(ids[0, prompt.shape[1] :])
 
 
 def test_plain_decoding_has_no_rounds(pair):

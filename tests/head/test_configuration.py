@@ -7,7 +7,6 @@ import re
 import pytest
 import torch
 from transformers import AutoConfig, AutoModel
-from transformers.utils import logging
 
 from hf_diversed.head import DiversedHead, DiversedHeadConfig, configuration_diversed
 from tests.tiny import calibration
@@ -100,9 +99,8 @@ WRITTEN |= {"name_or_path": "/x", "torch_dtype": "os"}
 
 
 @pytest.mark.parametrize("load", [DiversedHead.from_pretrained, AutoModel.from_pretrained])
-def test_other_entries_are_left_out(load, tmp_path, caplog, monkeypatch):
+def test_other_entries_are_left_out(load, tmp_path, caplog):
     """Catches entries of an untrusted config.json that control transformers' loaders: kernels, quantisers, files."""
-    monkeypatch.setattr(logging.get_logger("transformers"), "propagate", True)
     head = DiversedHead(DiversedHeadConfig(8, 8, task="math"))
     head.save_pretrained(tmp_path)
     path = tmp_path / "config.json"
@@ -119,9 +117,8 @@ def test_other_entries_are_left_out(load, tmp_path, caplog, monkeypatch):
     assert all((value == loaded.state_dict()[name]).all() for name, value in head.state_dict().items())
 
 
-def test_entries_of_transformers_are_not_warned_of(caplog, monkeypatch):
+def test_entries_of_transformers_are_not_warned_of(caplog):
     """Catches a warning for heads that were saved or copied normally, also by earlier versions, with `mixing`."""
-    monkeypatch.setattr(logging.get_logger("transformers"), "propagate", True)
     config = DiversedHeadConfig(8, 8, dtype="bfloat16", architectures=["DiversedHead"])
     again = DiversedHeadConfig.from_dict(config.to_dict())
     assert again.to_dict() == config.to_dict()

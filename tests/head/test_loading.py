@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
-from hf_diversed.head import DiversedHead, load_head, loading
+from hf_diversed.head import DiversedHead, load_head
 from tests.verifier_cases import random_head
 
 
@@ -170,21 +170,3 @@ def test_cache_notices_weights_that_are_older_than_other_files(folder, tmp_path)
     second = load_head(str(folder))
     assert second is not first
     assert_same(second, other)
-
-
-@pytest.mark.parametrize(
-    ("name", "repo_id", "revision"), [("org/head", "org/head", "main"), ("org/head@v1", "org/head", "v1")]
-)
-def test_names_carry_a_revision(name: str, repo_id: str, revision: str, monkeypatch):
-    """Catches a pinned revision that is dropped, so that the newest head would be used."""
-    asked = []
-
-    def from_pretrained(name, revision, **kwargs):
-        asked.append((name, revision))
-        return random_head()
-
-    monkeypatch.setattr(loading.DiversedHead, "from_pretrained", from_pretrained)
-    loading.cached_load.cache_clear()
-    load_head(name)
-    loading.cached_load.cache_clear()  # removes the mock
-    assert asked == [(repo_id, revision)]

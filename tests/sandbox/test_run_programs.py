@@ -152,12 +152,13 @@ def test_number_of_threads_is_limited():
 
 
 @pytest.mark.usefixtures("no_isolation")
-@pytest.mark.parametrize("name", ["equals_everything", "number_that_equals_everything", "child_per_guess", "leaves"])
-def test_tests_run_in_their_own_process_without_a_jail_too(name):
+def test_tests_run_in_their_own_process_without_a_jail_too():
     """Catches asserts evaluated in the program's process, whose objects can redefine `==`."""
-    programs = [AGAINST_TESTS[name], *(program for program, _ in TESTED.values())]
-    results = run_programs(programs, [TESTS, *(tests for _, tests in TESTED.values())], unsafe=True, timeout=20.0)
-    assert [result.passed for result in results] == [False] + [True] * len(TESTED)
+    cheats = ("equals_everything", "number_that_equals_everything", "child_per_guess", "leaves")
+    programs = [*(AGAINST_TESTS[name] for name in cheats), *(program for program, _ in TESTED.values())]
+    tests = [TESTS] * len(cheats) + [tests for _, tests in TESTED.values()]
+    results = run_programs(programs, tests, unsafe=True, timeout=20.0)
+    assert [result.passed for result in results] == [False] * len(cheats) + [True] * len(TESTED)
 
 
 def test_reasons_of_tests(unsafe):

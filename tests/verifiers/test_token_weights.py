@@ -1,9 +1,8 @@
 """Weights per token: emitted distribution, bounds, whole processes, strictness, and diagnostics."""
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 import pytest
 import torch
@@ -33,7 +32,7 @@ from tests.verifier_cases import (
     random_head,
     token_probs,
 )
-from tests.verifiers.process import Tables, distance, judge, process_probs, product_probs
+from tests.verifiers.process import Tables, distance, process_probs, product_probs
 
 
 ROUNDING = 1e-6
@@ -123,30 +122,6 @@ def test_lenience_is_a_weight_per_token(lenience: float):
         found = enumerate_emitted(verifier, draft, target)
         close(draft.probs() * found.accept, draft.probs() * exact.accept)
         close(found.emitted, exact.emitted)
-
-
-def token_verifier(verifier: DiversedVerifier) -> Callable[[Tables, tuple], torch.Tensor]:
-    """Return a function for the distribution that a verifier's weights emit at any prefix, from the formula."""
-
-    @cache
-    def distribution(tables: Tables, prefix: tuple) -> torch.Tensor:
-        block = judge(verifier, tables, prefix, 1)
-        p, q = tables.p(prefix), tables.q(prefix)
-        return token_probs(Probs(p, q, p, q, block.verdict.trace.weight[:, 0].double()))
-
-    return distribution
-
-
-@pytest.mark.parametrize(("gamma", "length"), [(1, 3), (3, 4)])
-@pytest.mark.parametrize("wrap", [lambda verifier: verifier, BlockVerifier], ids=["token-wise", "block"])
-@torch.no_grad()
-def test_process_emits_the_distribution(wrap, gamma: int, length: int):
-    """Catches a weight of another position or token in the loop: draft tokens, acceptance, residual."""
-    for seed in SEEDS:
-        verifier = DiversedVerifier(token_head())
-        distribution = token_verifier(verifier)
-        found = process_probs(wrap(verifier), Tables(seed), gamma, length, bonus=distribution)
-        assert distance(found, product_probs(distribution, Tables(seed), length)) < ROUNDING
 
 
 WEIGHABLE = {

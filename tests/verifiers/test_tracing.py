@@ -8,7 +8,7 @@ import torch
 from hf_diversed.blocks import DraftOutput, Round, TargetOutput
 from hf_diversed.generation.decoding import verify
 from hf_diversed.sampling import RoundNoise
-from hf_diversed.verifiers import VERIFIERS, DiversedVerifier, PhaseVerifier, StaticEnsembleVerifier
+from hf_diversed.verifiers import DiversedVerifier, PhaseVerifier, StaticEnsembleVerifier
 from hf_diversed.verifiers.base import VerifierState
 from tests.verifier_cases import VERIFIER_CASES, make_block, random_head
 
@@ -26,11 +26,6 @@ def _one_per_verifier():
 
 
 MAKERS = dict(_one_per_verifier())
-
-
-def test_every_verifier_is_traced():
-    """Catches a new verifier without a tracing test."""
-    assert set(MAKERS) >= set(VERIFIERS)
 
 
 def test_only_phases_use_the_ids():

@@ -157,8 +157,7 @@ def costs() -> dict[str, Table]:
         orders,
         [Column("R²", "R²"), Column("points saved against lenience", "90% kept", points)],
         "R²: share of the variance of held-out labels that the head explains. Saved: estimated points of the score "
-        "per rejected token by which the head is better than lenience, if both keep 90% of them; 95% intervals "
-        "clustered by prompt. Heads are linear and trained on 4,002 (math), 3,136 (summary) and 382 (GSM8K) labels "
-        "unless stated.",
+        "per rejected token, relative to lenience, if both keep 90% of them; 95% intervals clustered by prompt. Heads "
+        "are linear and trained on 4,002 (math), 3,136 (summary) and 382 (GSM8K) labels unless stated.",
     )
     return found
