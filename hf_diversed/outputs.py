@@ -105,7 +105,7 @@ class SpeculativeStats:
 
     @property
     def verified_acceptance_rate(self) -> float:
-        """Accepted / (accepted + rejected): estimates `1 - w TV(p, q)` at any gamma."""
+        """Accepted / (accepted + rejected): of a token-wise mixture, an estimate of `1 - w TV(p, q)` at any gamma."""
         return _ratio(self.num_accepted, self.num_accepted + self.num_rejected)
 
     @property
@@ -142,8 +142,8 @@ class SpeculativeStats:
     def mean_bias(self) -> float:
         """Mean TV(v, p) over verified positions, for mixtures; NaN if unknown.
 
-        It is (1 - w) TV(p, q). With a weight per token it is exact with token records, in greedy decoding and under a
-        budget; otherwise it is an unbiased estimate from the draft tokens.
+        It is (1 - w) TV(p, q). With a weight per token it is exact with token records, in greedy decoding, under a
+        budget and in block verification; otherwise it is an unbiased estimate from the draft tokens.
         """
         return _ratio(self.bias_sum, self.bias_count)
 

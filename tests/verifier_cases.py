@@ -154,7 +154,7 @@ def top_k_gate(p: torch.Tensor, top_k: int, delta: float) -> torch.Tensor:
     if top_k == 1:
         return is_best
     rank = (p[..., None, :] > p[..., :, None]).sum(-1)
-    return is_best | ((rank < top_k) & (p >= p.amax(-1, keepdim=True) - delta))
+    return is_best | ((rank < top_k) & (p > 0.0) & (p >= p.amax(-1, keepdim=True) - delta))
 
 
 def mars_gate(probs: Probs, theta: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -36,7 +36,7 @@ def compile_rounds(options: CompileOptions) -> None:
         )
     pair = load_pair(options.target, options.draft, options.device, dtype=options.dtype, two_models=True)
     label, verifier = build_method(options, pair.target.device)
-    began = time.perf_counter()
+    kwargs, began = sampling.generate_kwargs(), time.perf_counter()
     stats = warmup(
         pair.target,
         pair.draft,
@@ -45,7 +45,8 @@ def compile_rounds(options: CompileOptions) -> None:
         max_length=options.max_length,
         num_assistant_tokens=options.num_assistant_tokens,
         compile_config=default_compile_config(pair.target.device, options.backend),
-        **{name: value for name, value in sampling.generate_kwargs().items() if name != "max_new_tokens"},
+        # A repetition penalty is read from the target's generation config, as in later calls.
+        **{name: kwargs[name] for name in kwargs if name not in ("max_new_tokens", "repetition_penalty")},
     )
     seconds = time.perf_counter() - began
     console.print(f"{label}: compiled {stats.num_compiled} functions in {seconds:.0f} s.", highlight=False)

@@ -32,7 +32,7 @@ def evaluate(options: EvaluateOptions) -> None:
         preparing.process_share(options, temperature=temperature, num_assistant_tokens=gamma)
         for temperature, gamma in itertools.product(temperatures, gammas)
     ]
-    preparing.check_methods(option, methods, options.target, options.head, options.task)
+    preparing.check_methods(option, methods, options.target, options.head, options.task, temperatures)
     preparing.check_output("--output", options.output)
     preparing.check_output("--markdown", options.markdown)
     preparing.check_output("--plot", options.plot)
@@ -62,7 +62,9 @@ def evaluate(options: EvaluateOptions) -> None:
 def _folder(options: EvaluateOptions) -> Iterator[Path]:
     """Yield the folder of finished calls: next to the output, or a temporary one."""
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) if options.output is None else options.output.with_suffix(".parts")
+        folder = Path(scratch)
+        if options.output is not None:
+            folder = options.output.with_name(options.output.name.removesuffix(".json") + ".parts")
         if options.overwrite:
             remove_results(folder)
         with preparing.interruptible(None if options.output is None else folder):

@@ -56,9 +56,11 @@ def load_prompts(
     Raises:
         ValueError: if there are too few solved examples or `shots_file` is set without `shots`, and as in `load_pair`.
     """
-    examples = read_records(task, options.split, options.num_examples, options.seed, options.data_file)
     if options.shots_file is not None and not options.shots:
         raise ValueError("--shots-file requires --shots, the number of solved examples per prompt.")
+    if options.shots and options.shots_file is None and "train" not in task.splits:
+        raise ValueError(f"--shots needs --shots-file: task {task.name!r} has no training split.")
+    examples = read_records(task, options.split, options.num_examples, options.seed, options.data_file)
     pool: list[dict[str, Any]] = []
     if options.shots_file is not None:
         pool = parse_lines(Path(options.shots_file), task, "shots_file")
@@ -66,7 +68,6 @@ def load_prompts(
         # One more than `shots`, because a record is never its own example.
         pool = load_records(task, "train", options.shots + 1, options.seed)
     pair = load_pair(options.target, options.draft, options.device, options.chat, options.dtype)
-    # These are the prompts of `hf-diversed train` with the same options, if training used all of `shots_file`.
     prompted = PromptedTask(task, pair.tokenizer, pool=pool, shots=options.shots, chat=options.chat)
     return pair, prompted, examples, head if head is not None else pair.heads.get(options.task)
 
@@ -79,8 +80,11 @@ def read_records(task: Task, split: str, n: int, seed: int, data_file: str | Non
     return choose(records, min(n, len(records)), seed, data_file)
 
 
-def check_methods(option: str, specs: Sequence[str], target: str | None, head: str | None, task: str) -> None:
-    """Raise ValueError if a method cannot be built, also if a head that it names cannot be loaded."""
+def check_methods(
+    option: str, specs: Sequence[str], target: str | None, head: str | None, task: str, temperatures: Sequence[float]
+) -> None:
+    """Raise ValueError if a method cannot be built or run at one of the temperatures, also if its head cannot be
+    loaded."""
     embedded = WEIGHTS / "heads" / task
     default_head: HeadLike | None = embedded if head is None and target is None and embedded.is_dir() else head
     for spec in specs:
@@ -89,7 +93,11 @@ def check_methods(option: str, specs: Sequence[str], target: str | None, head: s
                 f"{option} {spec} needs a head: pass --head FOLDER_OR_HUB_ID, or name it as in diversed:org/head@0.5."
             )
         with naming(option, spec):
-            build_methods([spec], default_head)
+            (method,) = build_methods([spec], default_head)
+            if method.truncation and 0.0 in temperatures:
+                raise ValueError("greedy decoding has no truncation; leave temperature 0 to another command.")
+            if method.verifier is not None and method.verifier.greedy_only and any(temperatures):
+                raise ValueError("it is for greedy decoding only; pass --temperature 0.")
     if specs:
         build_methods(specs, default_head)
 

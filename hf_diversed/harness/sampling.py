@@ -12,7 +12,7 @@ class Sampling:
         temperature: 0 decodes greedily.
         top_k: 0 disables it.
         top_p: 1 disables it.
-        num_assistant_tokens: draft tokens per round; None for the verifier's default, or 5.
+        num_assistant_tokens: draft tokens per round; None for the defaults of `generate`.
         max_new_tokens: largest number of new tokens.
         batch_size: prompts per call; affects which random numbers each prompt gets.
         stop_strings: strings that end a completion, in addition to EOS.

@@ -8,7 +8,11 @@ from hf_diversed.tasks.execution import CODE_ONLY, CodeTask, fenced, joined_test
 
 
 _FENCE = re.compile(r"^[ \t]*```[^\n]*\n?", re.MULTILINE)
-_STARTS_AS_CODE = re.compile(r"\t| {2,}|@|(?:async def|def|class|import)\s|from\s+[\w.]+\s+import\b|\w+\s*=[^=]")
+_COMMENTS = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)*")
+_UNINDENTED = re.compile(r"^[^\s)\]}]", re.MULTILINE)
+_STARTS_AS_CODE = re.compile(
+    r"\t| {2,}|@|\"\"\"|(?:async def|def|class|import)\s|from\s+[\w.]+\s+import\b|\w+\s*=[^=]"
+)
 _MAIN = "if __name__"
 STOP_POINTS = ("Question:", "Task:", "Problem:", "Explanation:", "Write a Python", _MAIN, "print(", "assert ")
 
@@ -17,14 +21,14 @@ def extract_code(completion: str, stop_points: Sequence[str] = STOP_POINTS) -> s
     """Return the code of a completion: the first fenced block, or everything before the first line that starts with a
     stop point or a fence.
 
-    A completion whose first line is code is treated as not fenced: a later fence closes a block that the prompt
-    opened, or follows the answer. A fenced block loses only its `if __name__` part, since the program runs as the main
-    module, and without a closing fence a last line that starts with a stop point, where decoding stopped. Line ends
-    become `\\n`.
+    A completion whose first line is code, after comments, is treated as not fenced: a later fence closes a block that
+    the prompt opened, or follows the answer. A fenced block loses only its `if __name__` part, since the program runs
+    as the main module, and without a closing fence a last line that starts with a stop point, where decoding stopped.
+    Line ends become `\\n`.
     """
     text = completion.replace("\r\n", "\n").replace("\r", "\n")
     fence = _FENCE.search(text)
-    if fence is None or _STARTS_AS_CODE.match(text.lstrip("\n")):
+    if fence is None or _STARTS_AS_CODE.match(_COMMENTS.sub("", text, count=1)):
         return _cut(text, ["```", *stop_points])
     closing = _FENCE.search(text, fence.end())
     if closing is None:
@@ -114,9 +118,11 @@ class HumanEval(CodeTask):
         return record["canonical_solution"].replace("\r\n", "\n")
 
     def program(self, completion: str, record: Record) -> str:
-        body = completion.lstrip("\r\n").startswith((" ", "\t"))
-        code = extract_code(completion, _NEXT_DEFINITIONS) if body else extract_code(completion)
-        return self.prompt(record) + code
+        if not completion.lstrip("\r\n").startswith((" ", "\t")):
+            return self.prompt(record) + extract_code(completion)
+        body = completion.replace("\r\n", "\n").replace("\r", "\n")
+        end = _UNINDENTED.search(body)
+        return self.prompt(record) + (body[: end.start()] if end else body)
 
     def tests(self, record: Record) -> str:
         """Return the tests, after the definitions that precede the function in the prompt: some tests use these

@@ -12,11 +12,11 @@ _LONGEST_EXPRESSION = 80
 _UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![.\d])\.\d+"
 _NUMBER = re.compile(rf"(?P<sign>(?<![\w)-])-)?(?P<top>{_UNSIGNED})(?:/(?P<bottom>{_UNSIGNED}))?", re.ASCII)
 # "#### 2. Add both" is a heading.
-_MARKED = re.compile(r"####[ \t*]*(?!\d{1,2}[.)][ \t]+[A-Za-z])(?=[-.\d\\])([^\n]*)")
-# "2 points/answer = 48" and "2 points per answer = 48" do not state an answer.
-_STATED = re.compile(r"(?<!/)(?<!\bper )\banswer\b[^.\n]{0,40}?(?:\bis\b|:|=)(?=([^\n]*))", re.IGNORECASE)
+_MARKED = re.compile(r"####[ \t*]*(?!\d{1,2}[.)][ \t]+[*_]*[A-Za-z])(?=[-.\d\\])([^\n]*)")
+# "2 points/answer = 48", "2 points per answer = 48" and "To answer the question:" do not state an answer.
+_STATED = re.compile(r"(?<!/)(?<!\bper )(?<!\bto )\banswer\b[^.\n]{0,40}?(?:\bis\b|:|=)(?=([^\n]*))", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.!?](?:\s|$)")
-_WORDS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf)\s*\{([^{}]*)\}")
+_WORDS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf)\s*\{([^{}]*)\}(?:\^\{?\d\}?)?")  # also m^2
 _ARITHMETIC = re.compile(
     r"(?:\\(?:frac|dfrac|tfrac|cdot|times|div|left|right)(?![A-Za-z])|[\d\s.+*/(){}-])+", re.ASCII
 )
@@ -53,7 +53,7 @@ def parse_number(text: str) -> Fraction | None:
 
 def _normalise(text: str) -> str:
     text = text.replace("\N{MINUS SIGN}", "-").replace("{,}", ",").replace("\\%", "").replace("%", "")
-    text = re.sub(r"\\[!,;]", "", text).replace("\\$", "$")
+    text = re.sub(r"\\(?:[: ]|q?quad\b)", " ", re.sub(r"\\[!,;]", "", text)).replace("\\$", "$")
     return text.replace("-$", "-").replace("$", " ")
 
 

@@ -9,8 +9,9 @@ cost of keeping the token, since the rest of the text follows the target. Intera
 included.
 
 Each draft token x is rejected with probability max(0, 1 - p/q), so x has the distribution max(q - p, 0) / TV(p, q):
-these are the tokens on which a relaxed verifier and the lossless one differ. The mean of the labels is therefore the
-cost per rejection of lossless decoding.
+these are the tokens on which a relaxed verifier and the lossless one differ. If all rejections are labelled, the mean
+of the labels is the cost per rejection of lossless decoding; `LabelSettings.rejections` gives completions with many
+rejections a smaller share.
 
 A label is noisy: with K continuations its variance is (Var kept + Var replaced) / K, plus the variance over residual
 tokens, of which one is drawn. `Labels.noise` estimates the first part.
@@ -173,6 +174,7 @@ def make_labels(
     about = {"num_prompts": len(ids), "data": data_digest([ids, records]), **run.describe()}
     done = _read_done(path, about)
     if done is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         append_lines(path, [{"settings": about, "provenance": provenance(settings.seed)}])  # see `_HEADER`
     numbers = [number for number in range(len(batches)) if number not in (done or ())]
     if numbers:

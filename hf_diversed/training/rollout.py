@@ -53,8 +53,8 @@ class Sampler:
     """Draws completions with a pair in batches, each with its own seed.
 
     Args:
-        settings: `top_k` and `top_p` should keep the whole vocabulary: with truncation, w has no
-            effect where p and q have different supports.
+        settings: `top_k` and `top_p` should keep the whole vocabulary: with truncation, draft tokens that the target
+            excludes are accepted with probability 1 - w.
     """
 
     def __init__(self, pair: Pair, settings: Sampling):

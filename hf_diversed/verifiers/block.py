@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from hf_diversed.blocks import DraftOutput, TargetOutput, Verdict
-from hf_diversed.sampling import residual
+from hf_diversed.sampling import residual, total_variation
 from hf_diversed.verifiers.base import CompositeVerifier, Verifier
 from hf_diversed.verifiers.lossless import LosslessVerifier
 
@@ -39,6 +39,7 @@ class BlockVerifier(CompositeVerifier):
             )
         self.state_width = self.verifier.state_width
 
+    has_emitted_probs = True
     needs_input_ids = False  # default; instances take the value of `verifier`
 
     def settings(self) -> dict[str, object]:
@@ -72,7 +73,9 @@ class BlockVerifier(CompositeVerifier):
             scaled = reach[rows, positions, None] * v[rows, positions]
             return residual(scaled, q[rows, positions], fallback=p[rows, positions])
 
-        trace = replace(verdict.trace, strict_prob=strict_prob)
+        # That an earlier token was accepted depends on this one, so an estimate from the draft token would be biased.
+        bias = None if verdict.trace.bias is None else total_variation(v, p)
+        trace = replace(verdict.trace, strict_prob=strict_prob, bias=bias)
         return Verdict(accept_prob, replacement, verdict.state, trace)
 
 

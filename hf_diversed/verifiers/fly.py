@@ -77,7 +77,7 @@ def forgiving_acceptance(
     # has_run[k][:, i]: whether at least k active positions follow i.
     run_prob, has_run = [torch.ones_like(native)], [torch.ones_like(active)]
     for k in range(1, count):
-        run_prob.append(run_prob[-1] * F.pad((native * active)[:, k:], (0, k)))
+        run_prob.append(run_prob[-1] * F.pad(native.masked_fill(~active, 0.0)[:, k:], (0, k)))
         has_run.append(has_run[-1] & F.pad(active[:, k:], (0, k)))
     sizes = [window == c for c in range(count)]
     fits = torch.stack([size[:, None] & enough for size, enough in zip(sizes, has_run)]).any(dim=0)

@@ -35,7 +35,8 @@ class TopKRelaxedVerifier(Verifier):
         scores = target.scores[:, :-1]
         chosen = scores.gather(-1, draft.tokens[..., None])
         among_best = (scores > chosen).sum(-1) < self.top_k
-        near = target.prob(draft.tokens) >= target.top_prob()[:, :-1] - self.delta
+        prob = target.prob(draft.tokens)
+        near = (prob > 0.0) & (prob >= target.top_prob()[:, :-1] - self.delta)
         # With top_k = 1 and tied best tokens only the argmax is accepted.
         is_best = draft.tokens == scores.argmax(-1)
         kept = is_best | (among_best & near & (self.top_k > 1))

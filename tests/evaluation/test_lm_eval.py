@@ -119,6 +119,7 @@ def test_a_row_stops_at_its_own_stop(records):
     """Catches rows that continue until the last one of the batch stops, and would count in the statistics."""
     lm = harness.DiversedLM(device="cpu", batch_size=4)
     alone = harness.DiversedLM(device="cpu", batch_size=1)
+    assert [model.options["num_assistant_tokens"] for model in (lm, alone)] == [5, 5]  # not the schedule of `generate`
     # Letters that come at different places in different rows.
     asked = requests(records, 4, until=["er", "."], max_gen_toks=32)
     assert lm.generate_until(asked, disable_tqdm=True) == alone.generate_until(asked, disable_tqdm=True)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_diversed.tasks.code import STOP_POINTS, extract_code
+from hf_diversed.tasks.code import STOP_POINTS, HumanEval, extract_code
 
 
 CODE = "def f(x):\n    return x\n"
@@ -22,22 +22,34 @@ CODE = "def f(x):\n    return x\n"
         f"Here is it:\n\n```python\n{CODE}```\nIt returns x.\n```python\nprint(f(1))\n```",
         f" Sure!\n ```python\n{CODE} ```",
         f"{CODE}```\nThis closes what the prompt had opened.\n```python\n1/0\n```",
+        f"# Returns x.\n\n{CODE}```\nThis works.",
         f"```python\n{CODE}if __name__ == '__main__':\n    f(input())\n```",
         *(f"{CODE}{stop} rest\nof it" for stop in STOP_POINTS),
     ],
 )
 def test_finds_the_code(completion: str):
     """Catches prose in a program, later blocks of a model that continues, and the model's own calls after the code."""
-    assert extract_code(completion) == CODE
+    assert extract_code(completion).replace("# Returns x.\n\n", "") == CODE
 
 
-@pytest.mark.parametrize("start", ["    return x\n", "\treturn x\n", "import re\n", "from a.b import c\n", "R = 3\n"])
+@pytest.mark.parametrize("after", ["This returns x.", "Explanation: x", "def g():\n    pass", "```", "# end", "x = 1"])
+def test_a_body_ends_at_the_next_line_without_indentation(after: str):
+    """Catches a right body that fails because of the text after it."""
+    body, record = "    y = [\n        x,\n\n    ]\n    return x\n\n", {"prompt": "def f(x):\n"}
+    assert HumanEval().program(f"{body}{after}", record) == f"def f(x):\n{body}"
+
+
+@pytest.mark.parametrize(
+    "start", ["    return x\n", "\treturn x\n", "import re\n", "from a.b import c\n", "R = 3\n", '"""x"""\n']
+)
 def test_text_that_begins_as_code_is_code(start: str):
     """Catches a function body that is dropped in favour of a later fenced block."""
     assert extract_code(f"{start}\n\nNow a test:\n```python\n1/0\n```") == f"{start}\n\nNow a test:\n"
 
 
-@pytest.mark.parametrize("start", ["from here on we do this:", "if x == 3, then:", "Import this:", "define f:"])
+@pytest.mark.parametrize(
+    "start", ["# Solution", "from here on we do this:", "if x == 3, then:", "Import this:", "define f:"]
+)
 def test_prose_that_looks_like_code_is_prose(start: str):
     """Catches an answer that is dropped because the sentence before it begins with a keyword."""
     assert extract_code(f"{start}\n```python\n{CODE}```") == CODE

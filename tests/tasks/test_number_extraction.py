@@ -41,6 +41,9 @@ from hf_diversed.tasks.number_extraction import extract_number, parse_number
         (r"\boxed{42", "42"),
         (r"Fill in \boxed{}. The answer is 9.", "9"),
         (r"\boxed{none}, though 3 came", None),
+        (r"\boxed{18\ \text{dollars}}", "18"),
+        (r"\boxed{18\quad}", "18"),
+        (r"\boxed{200 \text{ m}^2}", "200"),
         # stated
         ("The answer is 72.", "72"),
         ("The answer is $72.50 for 3 of them", "72.5"),
@@ -52,6 +55,8 @@ from hf_diversed.tasks.number_extraction import extract_number, parse_number
         ("The answer is clear.\nHe has 4 left.", "4"),
         ("The answer is \N{MINUS SIGN}5.", "-5"),
         ("24 right, 2 points/answer = 48 points.\nWith the bonus that is 64", "64"),
+        ("#### 1. **Eggs left**\n16 - 7 = 9\nThe answer is 18.", "18"),
+        ("To answer the question: 16 - 7 = 9 are left.\nThat makes 9 * 2 = 18.", "18"),
         ("#### 1. Count the eggs\nIt is \\boxed{18}", "18"),
         # last number
         ("He has 3 and buys 4, so 7", "7"),

@@ -100,8 +100,9 @@ def greedy(pair, ids: torch.Tensor, count: int) -> torch.Tensor:
 def test_branches_are_those_of_plain_greedy_decoding(pair, tmp_path):
     """Catches branches that are exchanged or continued from the wrong text, too long or by the draft model."""
     task = Letters()
-    labels = label(pair, tmp_path / "labels.jsonl", task, LabelSettings(continuations=1), temperature=0.0)
-    lines = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()[1:]]
+    path = tmp_path / "new" / "labels.jsonl"
+    labels = label(pair, path, task, LabelSettings(continuations=1), temperature=0.0)
+    lines = [json.loads(line) for line in path.read_text().splitlines()[1:]]
     found = [label for line in lines for label in line["labels"]]
     assert len(found) == len(labels.cost) > 3
     for index, item in enumerate(found):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hf_diversed.blocks import DraftOutput, TargetOutput, Verdict
+from hf_diversed.sampling import total_variation
 from hf_diversed.verifiers import (
     BlockVerifier,
     ContrastiveVerifier,
@@ -19,6 +20,7 @@ from hf_diversed.verifiers import (
     StaticEnsembleVerifier,
     TypicalAcceptanceVerifier,
     Verifier,
+    build_verifier,
 )
 from hf_diversed.verifiers.base import CompositeVerifier
 from hf_diversed.verifiers.fly import forgiving_acceptance
@@ -98,6 +100,34 @@ def test_fly_after_a_certain_rejection():
     never = torch.zeros(1, 3)
     for values in forgiving_acceptance(never, never.bool(), ~never.bool(), torch.tensor([1])):
         assert torch.equal(values, never)
+
+
+def test_fly_ignores_positions_after_an_eos():
+    """Catches NaN scores after a drafted EOS that change the decisions before it."""
+    native, forgivable = torch.tensor([[0.7, 1.0, torch.nan, torch.nan]]), torch.ones(1, 4, dtype=torch.bool)
+    active = torch.tensor([[True, True, False, False]])
+    found = forgiving_acceptance(native, forgivable, active, torch.tensor([1]))
+    expected = forgiving_acceptance(native[:, :2], forgivable[:, :2], active[:, :2], torch.tensor([1]))
+    for values, alone in zip(found, expected):
+        assert torch.equal(values[:, :2], alone)
+
+
+def test_block_verification_reports_the_emitted_distribution():
+    """Catches a bias estimated from the draft token, which is not a draw from q once an earlier one was accepted."""
+    draft, target = make_block("random")
+    verifier = BlockVerifier(DiversedVerifier(tiny_head(features="distribution", token_features=True)))
+    assert verifier.has_emitted_probs
+    trace = verifier(draft.tokens, draft, target).trace
+    torch.testing.assert_close(trace.bias, total_variation(trace.emitted_probs(), target.probs()[:, :-1]))
+
+
+@pytest.mark.parametrize("spec", ["lenience:0.1", "typical", "top_k_relaxed:10:0.6", "fly:0:1", "mars:0.1"])
+def test_excluded_tokens_are_rejected(spec: str):
+    """Catches a token of target probability 0 that is accepted, as fewer than k tokens are left."""
+    draft, target = make_block("random")
+    scores = target.scores.masked_fill(torch.arange(VOCAB) > 1, -torch.inf)
+    draft = random_drafts(draft, tokens=draft.tokens.clamp_min(2))
+    assert (build_verifier(spec)(draft.tokens, draft, TargetOutput(scores)).accept_prob == 0.0).all()
 
 
 def test_fly_gate():
