@@ -193,6 +193,8 @@ class StaticModel(RaggedModel):
                 logits, hidden = extend(*args)
             else:
                 logits, hidden = self._compiler.run(extend, [self.model], shape, self._label, *args)
+                if self._compiler.replays:  # the next replay would overwrite them
+                    logits, hidden = logits.clone(), None if hidden is None else hidden.clone()
         except Exception as error:
             if not cannot_be_traced(error):
                 raise

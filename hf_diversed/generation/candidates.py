@@ -303,6 +303,11 @@ class CandidateDrafter:
         """Whether drafting needs the target's outputs for all tokens, those of the prompt included."""
         return self.generators[0].requires_model_outputs
 
+    @property
+    def needs_every_round(self) -> bool:
+        """Whether a round without draft tokens would give the generator a wrong context."""
+        return self.reads_target or isinstance(self.generators[0], UniversalSpeculativeDecodingGenerator)
+
     def record_outputs(self, model: PreTrainedModel) -> Callable[..., Any]:
         """Return the target as a function that keeps its outputs for the generator."""
         view = model_facts.recording_view(model)

@@ -7,8 +7,8 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import torch
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub import constants
+from huggingface_hub.file_download import repo_folder_name
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_diversed import _compat, model_facts
@@ -115,6 +115,12 @@ def check_verifier(verifier: Verifier, context: DecodingContext) -> None:
             f"{verifier!r} needs probabilities of a draft model for each draft token, which prompt lookup "
             "(prompt_lookup_num_tokens) and greedy candidate generators lack; use a verifier that needs only p and "
             "the draft token, or only an assistant_model."
+        )
+    config = None if context.target is None else model_facts.text_config(context.target)  # type: ignore[arg-type]
+    if verifier.needs_hidden_states and getattr(config, "tie_last_hidden_states", None) is False:
+        raise ValueError(
+            f"{name} needs the last hidden state after the final norm, but the target's config has "
+            "tie_last_hidden_states=False; remove that entry."
         )
     verifier.check(context)
     for remark in verifier.remarks(context):
@@ -319,6 +325,11 @@ def check_early_exit(model: PreTrainedModel) -> None:
             f"assistant_early_exit is not supported for {type(model_facts.base_model(model)).__name__} because its "
             "layers have recurrent states; pass an assistant_model or prompt_lookup_num_tokens."
         )
+    if getattr(model_facts.text_config(model), "hidden_size_per_layer_input", 0):  # Gemma 3n and 4
+        raise ValueError(
+            f"assistant_early_exit is not supported for {type(model_facts.base_model(model)).__name__} because it "
+            "embeds tokens for all of its layers at once; pass an assistant_model or prompt_lookup_num_tokens."
+        )
 
 
 def check_cache_implementation(name: str | None) -> None:
@@ -445,16 +456,20 @@ def check_tokenizers(
 
 @lru_cache(maxsize=64)
 def _vocabulary_file(name: str, revision: str | None) -> Path | None:
-    """Return a model's vocabulary file, from its folder or the local Hub cache; None if it does not exist."""
+    """Return a model's vocabulary file, from its folder or the local Hub cache; None if it is missing or ambiguous.
+
+    transformers does not record the commit of a model since 5.20. If it is unknown, all commits in the cache must have
+    the same file.
+    """
     if not name:
         return None
+    folders = [Path(name)]
+    if not folders[0].is_dir():
+        cached = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model"), "snapshots")
+        folders = [cached / revision] if revision else sorted(cached.glob("*"))
     for file in _VOCABULARY_FILES:
-        try:
-            found = Path(name, file) if Path(name).is_dir() else try_to_load_from_cache(name, file, revision=revision)
-        except HFValidationError:
-            return None
-        if isinstance(found, (str, Path)) and Path(found).is_file():
-            return Path(found)
+        if found := [folder / file for folder in folders if (folder / file).is_file()]:
+            return found[0] if all(_same_content(found[0], other) for other in found[1:]) else None
     return None
 
 

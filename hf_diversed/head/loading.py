@@ -2,11 +2,15 @@
 
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
 
 from hf_diversed.head.modeling_diversed import DiversedHead
+
+
+_LOCK = Lock()
 
 
 def load_head(name: str, device: torch.device | str | None = None, **hub: Any) -> DiversedHead:
@@ -19,12 +23,14 @@ def load_head(name: str, device: torch.device | str | None = None, **hub: Any) -
         hub: download options as in `from_pretrained`: token, cache_dir, local_files_only, force_download.
     """
     folder = Path(name)
-    if folder.is_dir():
-        files = sorted((path.name, path.stat()) for path in folder.iterdir())
-        stamp = tuple((file, found.st_mtime_ns, found.st_size, found.st_ino) for file, found in files)
-        return cached_load(str(folder), None, str(device or "cpu"), stamp)
-    repo_id, _, revision = name.partition("@")
-    return cached_load(repo_id, revision or None, str(device or "cpu"), (), **hub)
+    # transformers replaces global functions while it loads, and the cached head may be trained later.
+    with _LOCK, torch.inference_mode(False):
+        if folder.is_dir():
+            files = sorted((path.name, path.stat()) for path in folder.iterdir())
+            stamp = tuple((file, found.st_mtime_ns, found.st_size, found.st_ino) for file, found in files)
+            return cached_load(str(folder), None, str(device or "cpu"), stamp)
+        repo_id, _, revision = name.partition("@")
+        return cached_load(repo_id, revision or None, str(device or "cpu"), (), **hub)
 
 
 @lru_cache(maxsize=8)

@@ -99,6 +99,18 @@ def recomputing():
     return model
 
 
+def per_layer_embeddings():
+    model = tiny.tiny_model("llama", seed=5)
+    model.config.hidden_size_per_layer_input = 8
+    return model
+
+
+def untied_states():
+    model = tiny.tiny_model("llama", seed=5)
+    model.config.tie_last_hidden_states = False
+    return model
+
+
 def without_weights():
     return tiny.tiny_model("llama", seed=5).to("meta")
 
@@ -264,6 +276,13 @@ REFUSED = [
     refused(
         lambda: BENCH.generate(bound(), assistant_model=MISSING, assistant_early_exit=1),
         "LlamaForCausalLM; its forward was replaced; Pass an assistant_model",
+    ),
+    refused(
+        lambda: BENCH.generate(per_layer_embeddings(), assistant_model=MISSING, assistant_early_exit=1),
+        "LlamaForCausalLM; all of its layers at once; pass an assistant_model",
+    ),
+    refused(
+        lambda: BENCH.with_head(target=untied_states()), "tie_last_hidden_states=False; final norm; remove that entry"
     ),
     refused(generate(use_mtp=True), "assistant_model and use_mtp=True; pass only one"),
     refused(

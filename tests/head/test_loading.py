@@ -170,3 +170,10 @@ def test_cache_notices_weights_that_are_older_than_other_files(folder, tmp_path)
     second = load_head(str(folder))
     assert second is not first
     assert_same(second, other)
+
+
+def test_a_head_that_was_loaded_in_inference_mode_can_be_trained(folder):
+    """Catches parameters that autograd refuses, in the head that every later call gets."""
+    with torch.inference_mode():
+        load_head(str(folder))
+    assert not any(values.is_inference() for values in load_head(str(folder)).state_dict().values())
