@@ -42,7 +42,7 @@ COMMANDS_WITH_SECRETS = [
     (["--adam-beta1", "0.9", "--use_cpu", "true", "--low", "-0.5"], None),
     (["--num-assistant-tokens", "3,5", "--chat", "--methods", "target,diversed:org/head@main@0.5"], None),
     (["--objective", "counterfactual", "--labels", "labels.jsonl"], None),
-    (["--set", '{"max_steps":8}', "--draft", "../models/draft", "--token-features"], None),
+    (["--choices", '{"max_steps":8}', "--draft", "../models/draft", "--token-features"], None),
 ]
 
 

@@ -116,7 +116,7 @@ def check_verifier(verifier: Verifier, context: DecodingContext) -> None:
             "(prompt_lookup_num_tokens) and greedy candidate generators lack; use a verifier that needs only p and "
             "the draft token, or only an assistant_model."
         )
-    config = None if context.target is None else model_facts.text_config(context.target)  # type: ignore[arg-type]
+    config = None if context.target is None else model_facts.text_config(context.target)
     if verifier.needs_hidden_states and getattr(config, "tie_last_hidden_states", None) is False:
         raise ValueError(
             f"{name} needs the last hidden state after the final norm, but the target's config has "

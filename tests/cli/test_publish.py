@@ -86,7 +86,7 @@ def test_info_of_a_hostile_head(folder):
     record = {"method": words, "metric": words, "temperature": 1, "num_assistant_tokens": 5}
     (folder / "evaluation.json").write_text(json.dumps({"records": [record]}))
     output = succeed("push", folder, "--info").output
-    assert output.count("[/x] ]0;title") == 3
+    assert output.count("[/x]") == 3  # a header may be wrapped
     assert "\x1b" not in output
     for records in ([{}], [{"method": "target"}], ["x"], [record | {"temperature": "x"}]):
         (folder / "evaluation.json").write_text(json.dumps({"records": records}))
