@@ -95,9 +95,9 @@ def check_methods(
         with naming(option, spec):
             (method,) = build_methods([spec], default_head)
             if method.truncation and 0.0 in temperatures:
-                raise ValueError("greedy decoding has no truncation; leave temperature 0 to another command.")
+                raise ValueError("greedy decoding has no truncation; evaluate temperature 0 in another command.")
             if method.verifier is not None and method.verifier.greedy_only and any(temperatures):
-                raise ValueError("it is for greedy decoding only; pass --temperature 0.")
+                raise ValueError("this verifier is defined for greedy decoding only; pass --temperature 0.")
     if specs:
         build_methods(specs, default_head)
 

@@ -15,17 +15,21 @@ States = list[torch.Tensor | None]
 
 def capacity_for(columns: int) -> int:
     """Return the capacity of buffers that hold `columns` columns: 256, 512, 1024, ..."""
-    return max(SMALLEST_CAPACITY, size_for(columns))
+    return max(SMALLEST_CAPACITY, _power_of_two(columns))
 
 
 def size_for(rows: int) -> int:
     """Return the number of rows that a batch of `rows` rows is padded to: 1, 2, 4, 8, ..."""
-    return 1 << (rows - 1).bit_length()
+    return _power_of_two(rows)
 
 
 def gamma_for(limit: int) -> int:
     """Return the maximum number of draft tokens of a round if rows have at most `limit`: 8, 16, 32, ..."""
-    return max(SMALLEST_GAMMA, size_for(max(limit, 1)))
+    return max(SMALLEST_GAMMA, _power_of_two(max(limit, 1)))
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
 
 
 @dataclass(eq=False)

@@ -128,10 +128,8 @@ class StaticEngine(EagerEngine):
         self.target.num_forwards += 1
         draft.num_forwards += gamma
         if self.compiler.replays or len(inputs.lengths) > len(rows.ids):
-            # The next replay of a CUDA graph would overwrite the values.
-            round = map_tensors(
-                lambda x: x[: len(rows.ids)].clone() if self.compiler.replays else x[: len(rows.ids)], round
-            )
+            size = len(rows.ids)  # cloned, because the next replay of a CUDA graph overwrites its outputs
+            round = map_tensors(lambda x: x[:size].clone() if self.compiler.replays else x[:size], round)
         assert round.draft is not None
         rows.write_block(round.draft.tokens)
         return round

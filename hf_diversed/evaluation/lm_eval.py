@@ -13,7 +13,6 @@ from typing import Any
 from transformers import AutoModelForCausalLM
 
 from hf_diversed.formatting import LOSSLESS, number, percent
-from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.generation.patching import install_hook
 from hf_diversed.generation.recording import record_stats
 from hf_diversed.harness.methods import Method, build_methods
@@ -92,8 +91,7 @@ class DiversedLM(HFLM):
             draft = AutoModelForCausalLM.from_pretrained(
                 assistant, dtype=self.model.dtype, trust_remote_code=trusted
             ).to(self.model.device)
-            of_head = None if self.method.verifier is None else self.method.verifier.num_assistant_tokens
-            gamma = num_assistant_tokens or of_head or DEFAULT_NUM_ASSISTANT_TOKENS
+            gamma = num_assistant_tokens or self.method.default_gamma
             self.options = self.method.generate_kwargs(draft.eval(), gamma)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:

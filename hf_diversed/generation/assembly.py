@@ -114,14 +114,15 @@ class Parts:
         target = runner(model, keep_hidden=bool(hidden))
         rule = self.rule if compiler is None else None
         drafter = self._drafter(partial(runner, keep_hidden=hidden not in (False, "target")), rule)
-        if isinstance(drafter, CandidateDrafter) and limit is not None and drafter.needs_every_round:
-            raise ValueError(
-                "the target's rotary frequencies change at a length that the call can reach, which candidate "
-                "generators that read its outputs, or sample from a draft model of another tokenizer, do not support. "
-                "Lower max_new_tokens."
-            )
-        if isinstance(drafter, CandidateDrafter) and drafter.reads_target:
-            target.model = drafter.record_outputs(target.model)
+        if isinstance(drafter, CandidateDrafter):
+            if limit is not None and drafter.needs_every_round:
+                raise ValueError(
+                    "the target's rotary frequencies change at a length that the call can reach, which candidate "
+                    "generators that read its outputs, or sample from a draft model of another tokenizer, do not "
+                    "support. Lower max_new_tokens."
+                )
+            if drafter.reads_target:
+                target.model = drafter.record_outputs(target.model)
         engine: Callable[..., EagerEngine] = EagerEngine
         if compiler is not None:
             engine = partial(

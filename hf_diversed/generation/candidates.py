@@ -20,7 +20,7 @@ from transformers.generation.candidate_generator import (
 
 from hf_diversed import _compat, model_facts
 from hf_diversed.blocks import DraftOutput, Round
-from hf_diversed.generation import checks
+from hf_diversed.generation import checks, tokenizer_checks
 from hf_diversed.generation.drafting import Step, before_bans, first_columns, join_steps, point_mass, to_vocabulary
 from hf_diversed.generation.options import CONSTANT, DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.generation.processing import BlockProcessor
@@ -52,7 +52,7 @@ def find_source(request: Request) -> str | None:
     if assistant is not None and type(assistant).__name__.startswith(_READS_STATES):
         return SHARED_STATES
     tokenizers = request.tokenizer, request.assistant_tokenizer
-    if assistant is not None and None not in tokenizers and checks.difference(*tokenizers) is not None:
+    if assistant is not None and None not in tokenizers and tokenizer_checks.difference(*tokenizers) is not None:
         return OTHER_TOKENIZER
     return None
 

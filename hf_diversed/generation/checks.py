@@ -1,20 +1,13 @@
 """Checks of models, arguments and inputs before any forward pass."""
 
-import filecmp
-from collections.abc import MutableMapping
-from functools import lru_cache
-from pathlib import Path
-from weakref import WeakKeyDictionary
-
 import torch
-from huggingface_hub import constants
-from huggingface_hub.file_download import repo_folder_name
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel
 
 from hf_diversed import _compat, model_facts
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.generation.options import ADAPTIVE, CONFIDENCE, CONSTANT
 from hf_diversed.generation.request import Request, check_method, is_set
+from hf_diversed.generation.tokenizer_checks import check_tokenizers
 from hf_diversed.verifiers.base import Verifier, check_range
 
 
@@ -27,9 +20,6 @@ _LARGEST_PADDING = 512
 TOKEN_HEALING = "token_healing is not supported with a verifier; call model.heal_tokens(input_ids, tokenizer) first."
 # Tokenizers and multimodal processors also return these for plain text; all zeros means text only.
 TEXT_MARKERS = {"token_type_ids", "mm_token_type_ids"}
-_VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
-_Compared = MutableMapping[PreTrainedTokenizerBase, tuple[tuple[int, int], str | None]]
-_compared: MutableMapping[PreTrainedTokenizerBase, _Compared] = WeakKeyDictionary()
 
 
 def is_count(value: object) -> bool:
@@ -418,99 +408,3 @@ def check_stopping(schedule: str | None, threshold: float | None, has_draft_mode
             f"num_assistant_tokens_schedule={schedule!r} has no effect with a verifier; supported are "
             f'"{CONSTANT}", "{CONFIDENCE}" and "{ADAPTIVE}".'
         )
-
-
-def check_tokenizers(
-    target: PreTrainedModel,
-    draft: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    assistant_tokenizer: PreTrainedTokenizerBase | None = None,
-) -> None:
-    """Raise ValueError if an id is a different token in target and draft model. Ids of only one model are allowed.
-
-    Args:
-        tokenizer, assistant_tokenizer: of target and draft model. None to load it from the model's folder or the local
-            Hub cache. If one is missing, only a difference of vocabulary sizes is reported, by a warning.
-    """
-    files = [_vocabulary_file(*model_facts.model_origin(model)) for model in (target, draft)]
-    if tokenizer is None and assistant_tokenizer is None and None not in files and _same_content(*files):
-        return
-    first = tokenizer if tokenizer is not None else _load(files[0])
-    second = assistant_tokenizer if assistant_tokenizer is not None else _load(files[1])
-    sizes = model_facts.vocab_size(target), model_facts.vocab_size(draft)
-    if first is None or second is None:
-        if sizes[0] != sizes[1]:
-            logger.warning_once(
-                f"target and draft model have vocabularies of {sizes[0]} and {sizes[1]} ids, and no tokenizers were "
-                "found to compare them: pass tokenizer= and assistant_tokenizer=. With different tokenizers the "
-                "output is meaningless."
-            )
-        return
-    if (found := difference(first, second)) is not None:
-        raise ValueError(
-            f"target and draft model have different tokenizers ({found}), but a verifier compares their distributions "
-            "token by token. Use a draft model from the same family, or pass both tokenizer= and assistant_tokenizer= "
-            "to convert the draft tokens."
-        )
-
-
-@lru_cache(maxsize=64)
-def _vocabulary_file(name: str, revision: str | None) -> Path | None:
-    """Return a model's vocabulary file, from its folder or the local Hub cache; None if it is missing or ambiguous.
-
-    transformers does not record the commit of a model since 5.20. If it is unknown, all commits in the cache must have
-    the same file.
-    """
-    if not name:
-        return None
-    folders = [Path(name)]
-    if not folders[0].is_dir():
-        cached = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model"), "snapshots")
-        folders = [cached / revision] if revision else sorted(cached.glob("*"))
-    for file in _VOCABULARY_FILES:
-        if found := [folder / file for folder in folders if (folder / file).is_file()]:
-            return found[0] if all(_same_content(found[0], other) for other in found[1:]) else None
-    return None
-
-
-@lru_cache(maxsize=64)
-def _same_content(first: Path, second: Path) -> bool:
-    return first.name == second.name and filecmp.cmp(first, second, shallow=False)
-
-
-@lru_cache(maxsize=8)
-def _load(file: Path | None) -> PreTrainedTokenizerBase | None:
-    """Load the tokenizer in the folder of a vocabulary file; None if it cannot be loaded."""
-    try:
-        # Load from the folder: with a Hub id, transformers may send requests even with local_files_only.
-        return None if file is None else AutoTokenizer.from_pretrained(file.parent, trust_remote_code=False)
-    except Exception as error:
-        logger.info(f"the tokenizer in {file and file.parent} was not loaded for comparison: {error}")
-        return None
-
-
-def difference(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> str | None:
-    """Describe the first id that differs; None if all are equal. Cached until a tokenizer changes its size."""
-    if first is second:
-        return None
-    known, sizes = _compared.setdefault(first, WeakKeyDictionary()), (len(first), len(second))
-    if second not in known or known[second][0] != sizes:
-        known[second] = sizes, find_difference(first, second)
-    return known[second][1]
-
-
-def find_difference(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> str | None:
-    by_id = {index: token for token, index in second.get_vocab().items()}
-    special = _special_ids(first) | _special_ids(second)  # chat models often rename them
-    for token, index in first.get_vocab().items():
-        other = by_id.get(index, token)
-        if other != token and index not in special:
-            return f"id {index} is {token!r} for the target and {other!r} for the draft model"
-    return None
-
-
-def _special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    added = getattr(tokenizer, "added_tokens_decoder", None)
-    if not isinstance(added, dict):  # a method in MistralCommonBackend
-        return set(tokenizer.all_special_ids)
-    return {index for index, token in added.items() if token.special}.union(tokenizer.all_special_ids)

@@ -43,6 +43,7 @@ class RaggedRows:
         lengths: number of columns in use per row. ends: final length of each finished row; for running rows, None on
             the host and the maximum of int64 on the device.
         eos_ids: long `[E]`, on the host; None without EOS.
+        filler_id: `pad_id`, or 0 if it is negative (`eos_token_id=-1`), because models and processors read it.
         temperatures: float32 `[B]`, one per row; 0 is greedy. None if all rows are decoded alike.
         greedy: bool `[B]`, greedy rows of a batch that samples; None if all rows are decoded alike.
     """
@@ -60,7 +61,8 @@ class RaggedRows:
         device = input_ids.device
         self.max_length, self.pad_id, self.temperatures = max_length, pad_id, temperatures
         self.greedy = None if temperatures is None else temperatures == 0.0
-        self.ids = torch.full((batch_size, max_length + spare), max(pad_id, 0), dtype=torch.long, device=device)
+        self.filler_id = max(pad_id, 0)
+        self.ids = torch.full((batch_size, max_length + spare), self.filler_id, dtype=torch.long, device=device)
         self.ids[:, : self.prompt_length] = input_ids
         lengths = torch.full((batch_size,), self.prompt_length, dtype=torch.long, device=device)
         self.lengths = PerRow([self.prompt_length] * batch_size, lengths)
@@ -70,8 +72,6 @@ class RaggedRows:
         self.origins = list(range(batch_size))
         self._all_ids, self._all_ends = self.ids, self.ends
         self._columns = torch.arange(self.ids.shape[1], device=device)
-        # Models and processors read these two, so a negative id, as in eos_token_id=-1, is replaced.
-        self.filler_id = max(pad_id, 0)
         self._eos_id = max(eos_ids[0], 0) if eos_ids else self.filler_id
         self.eos_ids = torch.tensor(eos_ids, device="cpu") if eos_ids else None
         self.eos_ids_device = torch.tensor(eos_ids, device=device) if eos_ids else None

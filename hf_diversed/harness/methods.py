@@ -68,10 +68,15 @@ class Method:
             return verifier.weight
         return 1.0 if isinstance(verifier, LosslessVerifier) else None
 
+    @property
+    def default_gamma(self) -> int:
+        """The verifier's default number of draft tokens per round, else 5."""
+        of_verifier = None if self.verifier is None else self.verifier.num_assistant_tokens
+        return of_verifier or DEFAULT_NUM_ASSISTANT_TOKENS
+
     def generate_kwargs(self, draft: PreTrainedModel | None, num_assistant_tokens: int | None) -> dict[str, Any]:
         """Return the arguments of the target's `generate`; without a draft model, those of prompt lookup."""
-        of_verifier = None if self.verifier is None else self.verifier.num_assistant_tokens
-        gamma = num_assistant_tokens or of_verifier or DEFAULT_NUM_ASSISTANT_TOKENS
+        gamma = num_assistant_tokens or self.default_gamma
         if self.upstream:
             weight = {} if self.ensemble_weight is None else {"assistant_ensemble_weight": self.ensemble_weight}
             if draft is None:

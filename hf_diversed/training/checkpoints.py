@@ -1,18 +1,21 @@
-"""Atomic checkpoints: each is written to a temporary folder and then renamed."""
+"""Atomic checkpoints: each is written to a temporary folder and then renamed. Publishing of the head during a run."""
 
 import os
 import shutil
 from pathlib import Path
 
+from huggingface_hub import CommitInfo
 from safetensors import SafetensorError
 from transformers import Trainer, TrainerCallback
 from transformers.trainer import OPTIMIZER_NAME, TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint, rotate_checkpoints
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, get_last_checkpoint, rotate_checkpoints
 
-from hf_diversed.files import writing
+from hf_diversed import _compat
+from hf_diversed.files import WriteError, writing
 from hf_diversed.tasks.rewards import RewardError
 
 
+logger = _compat.get_logger(__name__)
 SAVING = ".saving"  # folder in the output folder that holds the checkpoint being written
 # What torch and safetensors raise when a disk is full.
 WRITE_FAILURES = (RuntimeError, SafetensorError)
@@ -72,7 +75,7 @@ def _sync(path: Path) -> None:
 class AtomicCheckpoints(Trainer):
     """A `Trainer` that renames complete checkpoints into place before it removes older ones.
 
-    A failed write raises a `WriteError` with the file's name.
+    A failed write raises a `WriteError` with the file's name. Pushes contain the head and its record only.
     """
 
     _saving = False
@@ -114,7 +117,7 @@ class AtomicCheckpoints(Trainer):
     def _load_callback_state(self) -> None:
         super()._load_callback_state()  # called after the other state of a checkpoint is loaded
         self._locate_best()
-        if self.args.load_best_model_at_end and self.state.best_model_checkpoint is None:  # it was removed
+        if self.args.load_best_model_at_end and self.state.best_model_checkpoint is None:  # its folder was removed
             self.state.best_metric = self.state.best_global_step = None
 
     def _load_best_model(self) -> None:
@@ -126,6 +129,53 @@ class AtomicCheckpoints(Trainer):
         if self.state.best_global_step:
             best = self._checkpoint(self.state.best_global_step)
             self.state.best_model_checkpoint = str(best) if best.is_dir() else None
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs,
+    ) -> CommitInfo | None:
+        """Publish the head with its training record in one commit, see `DiversedHead.push_to_hub`.
+
+        Args:
+            commit_message: message of the commit.
+            blocking: has no effect; a head is small.
+            token: Hub token; by default `args.hub_token`.
+            revision: branch; by default `args.hub_revision`.
+            private: visibility of a new repository; by default `args.hub_private_repo`.
+            kwargs: other arguments of `DiversedHead.push_to_hub`, such as `evaluation`, `license` and `tags`.
+
+        Returns:
+            The commit; None on all processes but the first.
+        """
+        args = self.args
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        return self.model.push_to_hub(
+            self.hub_model_id or args.hub_model_id or Path(args.output_dir).absolute().name,
+            training=Path(args.output_dir) / "provenance.json",
+            commit_message=commit_message,
+            token=token or args.hub_token,
+            revision=revision or args.hub_revision,
+            private=args.hub_private_repo if private is None else private,
+            **kwargs,
+        )
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Publish the head only: checkpoints contain pickle files."""
+        if self.args.hub_strategy == HubStrategy.END:
+            return
+        try:
+            self.push_to_hub(commit_message=f"Training in progress, step {self.state.global_step}")
+        except WriteError:
+            raise
+        except OSError as error:
+            logger.warning(f"training continues, but its head could not be published: {error}")
 
     def _checkpoint(self, step: int) -> Path:
         return Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{step}"

@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 from accelerate.utils import broadcast, broadcast_object_list
-from huggingface_hub import CommitInfo
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerControl
-from transformers.trainer_utils import HubStrategy, IntervalStrategy
+from transformers.trainer_utils import IntervalStrategy
 
 from hf_diversed import _compat
-from hf_diversed.files import WriteError, writing
+from hf_diversed.files import writing
 from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.prompts import check_context, encode
 from hf_diversed.harness.sampling import Sampling
@@ -119,10 +118,12 @@ class DiversedTrainer(AtomicCheckpoints):
         target, draft = load_frozen(target, args), None if draft is None else load_frozen(draft, args)
         if args.n_gpu > 1:
             args._n_gpu = 1  # DataParallel would split groups of rollouts; use `accelerate launch` for more devices
-        if head is not None:
+        self._fresh, self._continued_from = head is None, None
+        if head is None:
+            head = fresh_head(target, draft, args)
+        else:
             check_no_head_options(args)
-        self._fresh, self._continued_from = head is None, None if head is None else module_digest(head)
-        head = head or fresh_head(target, draft, args)
+            self._continued_from = module_digest(head)
         head.config.task = task or head.config.task
         head.config.strictness, head.config.calibration = AS_TRAINED, None  # valid for the earlier weights only
         decoding = {"training_temperature": args.temperature, "num_assistant_tokens": args.num_assistant_tokens}
@@ -449,53 +450,6 @@ class DiversedTrainer(AtomicCheckpoints):
         if entry is None:
             return None
         return {name.removeprefix("eval_"): value for name, value in entry.items() if name.startswith("eval_")}
-
-    def push_to_hub(
-        self,
-        commit_message: str | None = "End of training",
-        blocking: bool = True,
-        token: str | None = None,
-        revision: str | None = None,
-        private: bool | None = None,
-        **kwargs,
-    ) -> CommitInfo | None:
-        """Publish the head with its training record in one commit, see `DiversedHead.push_to_hub`.
-
-        Args:
-            commit_message: message of the commit.
-            blocking: has no effect; a head is small.
-            token: Hub token; by default `args.hub_token`.
-            revision: branch; by default `args.hub_revision`.
-            private: visibility of a new repository; by default `args.hub_private_repo`.
-            kwargs: other arguments of `DiversedHead.push_to_hub`, such as `evaluation`, `license` and `tags`.
-
-        Returns:
-            The commit; None on all processes but the first.
-        """
-        args = self.args
-        self.save_model(_internal_call=True)
-        if not self.is_world_process_zero():
-            return None
-        return self.model.push_to_hub(
-            self.hub_model_id or args.hub_model_id or Path(args.output_dir).absolute().name,
-            training=Path(args.output_dir) / "provenance.json",
-            commit_message=commit_message,
-            token=token or args.hub_token,
-            revision=revision or args.hub_revision,
-            private=args.hub_private_repo if private is None else private,
-            **kwargs,
-        )
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Publish the head only: checkpoints contain pickle files."""
-        if self.args.hub_strategy == HubStrategy.END:
-            return
-        try:
-            self.push_to_hub(commit_message=f"Training in progress, step {self.state.global_step}")
-        except WriteError:
-            raise
-        except OSError as error:
-            logger.warning(f"training continues, but its head could not be published: {error}")
 
     def _load_callback_state(self) -> None:
         """Restore the constraint's state from the checkpoint, but keep this run's settings, which may differ."""

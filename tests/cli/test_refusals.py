@@ -60,7 +60,10 @@ REFUSED = [
     (f"{EVALUATE} --methods static:abc", "--methods static:abc: `weight` must lie in [0, 1], got 'abc'"),
     (f"{EVALUATE} --methods target,target", "different labels"),
     (f"{EVALUATE} --methods target:top_p=0.9 --temperature 1,0", "top_p=0.9: greedy decoding has no truncation"),
-    (f"{EVALUATE} --methods regret_budget:1 --temperature 0,1", "regret_budget:1: it is for greedy decoding only"),
+    (
+        f"{EVALUATE} --methods regret_budget:1 --temperature 0,1",
+        "regret_budget:1: this verifier is defined for greedy",
+    ),
     (f"{EVALUATE} --task specbench --shots 2 --data-file x", "--shots needs --shots-file"),
     (
         "label --task math --output new.jsonl --agreement",

@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from hf_diversed.generation import checks as checking
+from hf_diversed.generation import tokenizer_checks as checking
 from tests.tiny import EOS, PAD, tiny_model
 
 
