@@ -11,7 +11,7 @@ from hf_diversed.evaluation.summary import MethodTable, z_score
 
 def compare(results: Results, label: str | Sequence[str], other: str | Sequence[str]) -> dict:
     """Return acceptance rate and quality of a method minus those of another on the same prompts, with 95% confidence
-    intervals.
+    intervals; only the quality if one of them has no draft tokens.
 
     Args:
         label, other: a method, or several that count as one, such as heads trained with different seeds.
@@ -27,12 +27,15 @@ def compare(results: Results, label: str | Sequence[str], other: str | Sequence[
     tables = {name: MethodTable(results, name) for name in labels}
     bootstrap = Bootstrap(results.header["n"], seed=results.header["settings"]["seed"])
     record: dict = {"method": ", ".join(sides[0]), "minus": ", ".join(sides[1])}
-    for figure, above, below in (("acceptance_rate", "num_accepted", "num_drafted"), ("quality", "score", "rows")):
-        first, second = (
-            bootstrap.ratio(*(np.sum([tables[key].sums[name] for key in side], axis=0) for name in (above, below)))
-            for side in sides
-        )
-        difference = bootstrap.estimate_mean(first - second, -1.0, 1.0)
+    shares = [("quality", "score", "rows")]
+    if all(np.any(table.sums.get("num_drafted", 0)) for table in tables.values()):
+        shares.insert(0, ("acceptance_rate", "num_accepted", "num_drafted"))
+    for figure, above, below in shares:
+        sums = [
+            [np.sum([tables[key].sums[name] for key in side], axis=0) for name in (above, below)] for side in sides
+        ]
+        first, second = (bootstrap.ratio(*side) for side in sums)
+        difference = bootstrap.estimate_difference(*sums)
         score = z_score(first - second) if np.ptp(first - second) else None
         record[figure] = difference.value
         record[f"{figure}_ci"] = None if np.isnan(difference.low) else [difference.low, difference.high]

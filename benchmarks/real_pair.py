@@ -62,6 +62,7 @@ from hf_diversed.verifiers import LosslessVerifier
 
 METHODS = [PLAIN, LOSSLESS, "lenience:0.3", "static:0.5", "lenience:0.1", "static:0.3", "static:0.7", "lenience:0.03"]
 METHODS += ["static:0.1", "block:lossless", *(f"spec_cascade:token_v3:{alpha}" for alpha in (0.95, 0.8, 0.5, 0.2))]
+EXACT = (PLAIN, LOSSLESS)  # methods that sample from the target's distribution
 # Numbers of new tokens that are enough for almost all of the target's answers.
 LIMITS = {"mbpp": 320, "humaneval": 400, "gsm8k": 400, "specbench": 512}
 HELD_OUT = 1000  # the last records of GSM8K
@@ -238,7 +239,10 @@ def unpacked(wheel: Path) -> Path:
 
 
 def write_report(name: str, arguments: argparse.Namespace) -> None:
-    """Write the records of all finished methods, and the differences of heads and SpecCascade from the others.
+    """Write the records of all finished methods, and their differences.
+
+    Heads and SpecCascade are compared with the others. With sampling, every method is also compared with the mean of
+    `target` and `lossless`, which have the same distribution; a single run of either is noisier.
 
     `provenance` describes this call; its `sessions` list the runs that measured.
     """
@@ -254,11 +258,18 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
         records += [described(record, category) for record in summarize_parts(parts)]
         done = finished_parts(parts)
         alone = {label for label in done if MethodName.parse(label).name == PLAIN}  # no draft tokens
-        for label, other in itertools.permutations(done, 2):
-            common = [part for part in done[label] if part in done[other]]
-            if common and not {label, other} & alone and _rank(label) > _rank(other):
+        pairs = [
+            (label, (other,))
+            for label, other in itertools.permutations(done, 2)
+            if not {label, other} & alone and _rank(label) > _rank(other)
+        ]
+        if arguments.temperature:
+            pairs += [(label, EXACT) for label in done if label not in EXACT]
+        for label, others in pairs:
+            common = [part for part in done[label] if all(part in done.get(other, ()) for other in others)]
+            if common:
                 results = pooled(common)
-                found = compare(results, label, other) | {"n": results.header["n"]}
+                found = compare(results, label, others) | {"n": results.header["n"]}
                 comparisons.append(described(found, category))
         methods |= {label: text for part in parts for label, text in definitions(part).items() if label in done}
         used = [part for part in parts if any(part in found for found in done.values())]

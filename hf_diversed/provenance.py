@@ -250,8 +250,18 @@ def publishable(value: Any) -> Any:
 
 
 def _device_name(device: torch.device) -> str:
-    is_gpu = device.type == "cuda" and torch.cuda.is_available()
-    return torch.cuda.get_device_name(device) if is_gpu else f"{device.type} ({platform.machine()})"
+    if device.type == "cuda" and torch.cuda.is_available():
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} ({_cpu_name() if device.type == 'cpu' else platform.machine()})"
+
+
+def _cpu_name() -> str:
+    """Return the name of the CPU on Linux, and the architecture elsewhere."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def _git_commit() -> str | None:

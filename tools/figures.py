@@ -105,7 +105,7 @@ def _rows(*names: str, task: str = "", part: str = "") -> Callable[[str, Row], I
 
 
 def _speed(study: str, found: Row) -> Iterator[Figure]:
-    """Tokens and answers per second over those of the target: median and range of alternating turns."""
+    """Tokens per second over those of the target: median and range of alternating turns."""
     for record in found["records"]:
         for row in record.get("quality", ()):
             yield from flatten(study, row["task"], row["method"], row["n"], row)
@@ -117,11 +117,9 @@ def _speed(study: str, found: Row) -> Iterator[Figure]:
                     turn["tokens"] / turn["seconds"] / (plain["tokens"] / plain["seconds"])
                     for turn, plain in zip(timed["turns"], reference)
                 ]
-                answers = [plain["seconds"] / turn["seconds"] for turn, plain in zip(timed["turns"], reference)]
-                for metric, values in (("speedup", ratios), ("answers", answers)):
-                    metric += f", batch {part['batch_size']}"
-                    bounds = (min(values), max(values)) if len(values) > 1 else ()
-                    yield Figure(study, record["task"] + drafted, method, None, metric, median(values), *bounds)
+                metric = f"speedup, batch {part['batch_size']}"
+                bounds = (min(ratios), max(ratios)) if len(ratios) > 1 else ()
+                yield Figure(study, record["task"] + drafted, method, None, metric, median(ratios), *bounds)
 
 
 def _compiled(study: str, found: Row) -> Iterator[Figure]:
@@ -195,7 +193,7 @@ _READERS: dict[str, Callable[[str, Row], Iterator[Figure]]] = {
     "random-draft": _rows("engine", "batch_size"),
     "head-costs": _rows("engine"),
     "importance": _rows("method"),
-    **dict.fromkeys(("sampling-check", "sampling-check-humaneval"), _rows("method")),
+    **dict.fromkeys(("sampling-check", "sampling-check-humaneval", "sampling-check-humaneval-first"), _rows("method")),
     "transfer": _rows("trained_on", task="tested_on"),
 }
 

@@ -1,6 +1,6 @@
 """Tune the draft model of the embedded pair by distillation, and measure lossless acceptance before and after.
 
-    pip install trl==1.16.0
+    pip install "trl[peft]==1.16.0"   # Python 3.11 or later
     python examples/recipes/tune_draft.py --output-dir tuned-draft
 
 GKD of TRL trains a LoRA adapter. `beta=0` is forward KL; `lmbda=0` with `seq_kd` draws every batch of completions from

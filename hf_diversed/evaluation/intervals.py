@@ -1,5 +1,7 @@
 """Bootstrap clustered by prompt, vectorised: ratios, means, paired differences, distance to a curve. Pure numpy.
 
+Paired differences of scores of 0 and 1 with one sample per prompt have bounds in closed form.
+
 Samples of one prompt resemble each other, so prompts are drawn with replacement, each with all its samples. One matrix
 of counts is used for all methods: they ran on the same prompts and are compared within a replicate.
 
@@ -87,6 +89,33 @@ class Bootstrap:
         unseen = wilson(0, self.counts.shape[1])[1]
         below, above = found.value - low, high - found.value
         return Estimate(found.value, found.value - unseen * below, found.value + unseen * above)
+
+    def estimate_difference(
+        self, first: tuple[np.ndarray, np.ndarray], second: tuple[np.ndarray, np.ndarray]
+    ) -> Estimate:
+        """Return the mean of `first` minus that of `second`: sums of scores in [0, 1], and numbers of scores, `[P]`.
+
+        With one score of 0 or 1 per prompt, the bounds are those of `paired_bounds`. Percentiles of replicates cannot
+        cross 0 if all prompts with different scores favour the same side, and are too narrow if few scores differ.
+        """
+        statistic = self.ratio(*first) - self.ratio(*second)
+        if not all((counts == 1).all() and np.isin(sums, (0, 1)).all() for sums, counts in (first, second)):
+            return self.estimate_mean(statistic, -1.0, 1.0)
+        gains = first[0] - second[0]
+        return Estimate(
+            float(statistic[0]), *paired_bounds(int((gains > 0).sum()), int((gains < 0).sum()), len(gains))
+        )
+
+
+def paired_bounds(better: int, worse: int, pairs: int) -> tuple[float, float]:
+    """Return 95% bounds on the difference of two paired proportions (Bonett and Price 2012, JEBS 37:479).
+
+    Args:
+        better, worse: numbers of pairs in which only the first, and only the second, is a success.
+    """
+    p, q = (better + 1) / (pairs + 2), (worse + 1) / (pairs + 2)
+    half = NormalDist().inv_cdf(0.975) * math.sqrt((p + q - (p - q) ** 2) / (pairs + 2))
+    return max(-1.0, p - q - half), min(1.0, p - q + half)
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:

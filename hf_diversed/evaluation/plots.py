@@ -184,9 +184,15 @@ def _named(records: Sequence[Record], x: Sequence[float], y: Sequence[float], co
 def _finish(figure: Figure, axes: Axes, points: Sequence[tuple]) -> Figure:
     """Add the legend above the axes, and a label beside each point where it covers no point and no other label."""
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=3, columnspacing=1.2, handlelength=2.6)
     renderer = FigureCanvasAgg(figure).get_renderer()
-    figure.draw_without_rendering()  # the layout determines where the points lie
+    for ncols in (3, 2, 1):
+        legend = figure.legend(
+            handles, labels, loc="outside upper left", ncols=ncols, columnspacing=1.2, handlelength=2.6
+        )
+        figure.draw_without_rendering()  # the layout determines where the points lie
+        if legend.get_window_extent(renderer).width <= figure.bbox.width or ncols == 1:
+            break
+        legend.remove()
     taken = []
     for x, y, *_ in points:
         across, up = axes.transData.transform((x, y))

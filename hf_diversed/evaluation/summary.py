@@ -66,12 +66,13 @@ class MethodTable:
 def summarize(results: Results, labels: Sequence[str] | None = None) -> list[dict]:
     """Return one record per method, ready for strict JSON; values that do not exist for a method are None.
 
-    `*_ci` are two-sided 95% bounds from a bootstrap over prompts. `quality_drop` is the `reference` ("target", else
-    "lossless") minus the method on the same prompts. `prompts_better` and `prompts_worse` are the numbers of prompts
-    with a higher and a lower score than the reference. Rates count as in `SpeculativeStats`; `relaxed_share` is per
-    generated token; `mean_bias`, `max_bias`, `mean_overshoot` and `max_ratio` cover verified positions; `max_ratio`
-    leaves out completions with an emitted token of p = 0. Times are of batched calls, summed over processes.
-    `peak_memory_bytes` is the maximum over calls, of kind `peak_memory_kind` (see `PeakMemory`).
+    `*_ci` are two-sided 95% bounds from a bootstrap over prompts, those of `quality_drop` from `estimate_difference`.
+    `quality_drop` is the `reference` ("target", else "lossless") minus the method on the same prompts.
+    `prompts_better` and `prompts_worse` are the numbers of prompts with a higher and a lower score than the
+    reference. Rates count as in `SpeculativeStats`; `relaxed_share` is per generated token; `mean_bias`, `max_bias`,
+    `mean_overshoot` and `max_ratio` cover verified positions; `max_ratio` leaves out completions with an emitted
+    token of p = 0. Times are of batched calls, summed over processes. `peak_memory_bytes` is the maximum over calls,
+    of kind `peak_memory_kind` (see `PeakMemory`).
 
     `static_gain` is the quality minus that of the static curve at the same acceptance rate. The curve is piecewise
     linear through (acceptance rate, quality) of all methods with a constant weight, including lossless as weight 1;
@@ -114,8 +115,7 @@ def _quality(table: MethodTable, reference: MethodTable | None, bootstrap: Boots
     if reference is None or reference is table:
         nothing = ("quality_drop", "quality_drop_ci", "prompts_better", "prompts_worse")
         return values | {"reference": None} | dict.fromkeys(nothing)
-    better = bootstrap.ratio(reference.sums["score"], reference.sums["rows"])
-    drop = bootstrap.estimate_mean(better - quality, -1.0, 1.0)
+    drop = bootstrap.estimate_difference(*((each.sums["score"], each.sums["rows"]) for each in (reference, table)))
     gains = table.sums["score"] - reference.sums["score"]
     discordant = {"prompts_better": int((gains > 0).sum()), "prompts_worse": int((gains < 0).sum())}
     return values | {"reference": reference.label} | _with_bounds("quality_drop", drop) | discordant

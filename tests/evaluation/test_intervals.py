@@ -1,9 +1,11 @@
 """The bootstrap against loops over replicates, and against distributions with known parameters."""
 
+import math
+
 import numpy as np
 import pytest
 
-from hf_diversed.evaluation.intervals import Bootstrap, interpolate, wilson
+from hf_diversed.evaluation.intervals import Bootstrap, interpolate, paired_bounds, wilson
 
 
 def draws(num_prompts: int, replicates: int, seed: int) -> list[np.ndarray]:
@@ -106,6 +108,30 @@ def test_outcomes_that_are_all_equal(value, expected):
     assert found.value == value
     assert (found.low, found.high) == pytest.approx(wilson(*expected), abs=1e-12)
     assert found.high - found.low > 0.3
+
+
+@pytest.mark.parametrize(("better", "worse"), [(0.03, 0.01), (0.1, 0.02), (0.3, 0.1)])
+def test_coverage_of_paired_bounds(better, worse):
+    """Catches bounds that are too narrow if few prompts differ, by summing the probabilities of all outcomes."""
+    pairs, covered = 60, 0.0
+    for first in range(pairs + 1):
+        for second in range(pairs + 1 - first):
+            low, high = paired_bounds(first, second, pairs)
+            if low <= better - worse <= high:
+                ways = math.comb(pairs, first) * math.comb(pairs - first, second)
+                covered += ways * better**first * worse**second * (1 - better - worse) ** (pairs - first - second)
+    assert 0.94 < covered < 0.999
+
+
+def test_differences_with_one_score_of_0_or_1_per_prompt():
+    """Catches the two sides mixed up, and closed bounds for several samples per prompt or other scores."""
+    target, other = np.array([1.0, 1, 1, 1, 0, 0, 1, 0]), np.array([0.0, 0, 0, 1, 0, 0, 1, 1])
+    one, bootstrap = np.ones(8), Bootstrap(8)
+    found = bootstrap.estimate_difference((target, one), (other, one))
+    assert (found.value, found.low, found.high) == (pytest.approx(2 / 8), *paired_bounds(3, 1, 8))
+    for first, second in [((2 * target, 2 * one), (2 * other, 2 * one)), ((target / 2, one), (other / 2, one))]:
+        statistic = bootstrap.ratio(*first) - bootstrap.ratio(*second)
+        assert bootstrap.estimate_difference(first, second) == bootstrap.estimate(statistic)
 
 
 def test_differences_that_are_all_equal():

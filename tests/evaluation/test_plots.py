@@ -56,6 +56,13 @@ def test_points_without_bounds_are_drawn(curve):
     assert lines(quality_acceptance(to_curves(rows, "file")[0])) == lines(quality_acceptance(curve))
 
 
+def test_long_names_fit_into_the_figure():
+    """Catches a legend that ends outside the figure, as with the paths of several heads."""
+    heads = [record(f"diversed:org/a-trained-head-with-a-long-name-{number}", 0.6, 0.5) for number in range(3)]
+    figure = quality_acceptance(to_curves([*sweep(), *heads], "file")[0])
+    assert figure.legends[0].get_window_extent().width <= figure.bbox.width
+
+
 def test_a_method_twice_is_no_curve():
     """Catches the results of several draft models, which differ in "draft" only, joined to one curve."""
     rows = [{"draft": draft, **row} for draft in ("untuned", "distill") for row in sweep()]

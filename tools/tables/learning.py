@@ -72,8 +72,8 @@ def learning() -> dict[str, Table]:
                     Column("p", "p", p_value, study),
                 )
             ],
-            "In points, with 95% intervals clustered by prompt; p-values of the quality, corrected for "
-            "twelve comparisons (Holm): those with four methods on three tasks. Intervals do not include the "
+            "In points, with 95% intervals clustered by prompt; p-values of the quality, corrected (Holm) for twelve "
+            "comparisons: with these methods and with an untrained head, on three tasks. Intervals do not include the "
             "variation between seeds.",
         ),
         "ceiling": Table(

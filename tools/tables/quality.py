@@ -18,7 +18,6 @@ from tools.tables.parts import (
     number,
     precise,
     quality,
-    rate,
     share,
     tenths,
     times,
@@ -28,6 +27,8 @@ from tools.tables.parts import (
 LENIENCE = ("lenience:0.3", "lenience:0.1")
 RELAXED = (*LENIENCE, "spec_cascade:token_v3:0.8")
 SAMPLED = "temperature 0.7, top-p 0.8, top-k 20"
+BELOW_EXACT = Column("points below exact decoding", "quality", below, minus="target, lossless")
+EXACT = "Exact decoding: the mean of `target` and `lossless`, which have the same distribution."
 UPSTREAM = ("upstream", "transformers, 5 draft tokens")
 
 
@@ -91,12 +92,12 @@ def published() -> dict[str, Table]:
         "tokens; 95% intervals clustered by prompt."
     )
     scores = ((mbpp, "MBPP", "pass@1"), (gsm8k, "GSM8K", "accuracy"))
-    others = ["static:0.5", *(f"spec_cascade:token_v3:{alpha}" for alpha in (0.5, 0.8)), *LENIENCE]
+    others = ["static:0.5", *(f"spec_cascade:token_v3:{alpha}" for alpha in (0.5, 0.8, 0.95)), *LENIENCE]
+    compared = methods("", "target", "lossless", *others, label)
     task = {name: [Column("accepted / drafted", "acceptance_rate", study=name)] for name in (mbpp, gsm8k)}
     for name, metric in ((mbpp, "pass@1"), (gsm8k, "accuracy")):
-        task[name] += [Column(metric, "quality", study=name), DROP._replace(study=name)]
+        task[name] += [Column(metric, "quality", study=name), BELOW_EXACT._replace(study=name)]
         task[name].append(STATIC_GAIN._replace(study=name))
-    speeds = _speeds("t0", 1)
     return {
         "brief": Table(
             "verifier",
@@ -105,24 +106,33 @@ def published() -> dict[str, Table]:
                 *methods("", "lossless", "lenience:0.3"),
             ],
             [
-                speeds[0]._replace(header="tokens/s", form=factor),
-                speeds[1]._replace(header="answers/s", form=factor),
-                Column("code", "quality", share, f"{mbpp}-t0"),
-                Column("math", "quality", share, f"{gsm8k}-t0"),
+                _speed("t0", 1)._replace(header="tokens/s", form=factor),
+                Column("tokens per code answer", "mean_tokens", count, f"{mbpp}-t0"),
+                Column("code: right", "quality", share, f"{mbpp}-t0"),
+                Column("math: right", "quality", share, f"{gsm8k}-t0"),
             ],
-            "Qwen2.5-Coder 1.5B with 0.5B on two CPU threads, greedy decoding, 5 draft tokens per round. Right "
-            "answers, with 95% intervals: code, 500 prompts of MBPP (±5 points); math, 300 of GSM8K (±6). Speeds are "
-            "relative to the target alone, at batch size 1: 8 prompts of MBPP, median of 3 runs.",
+            "Qwen2.5-Coder 1.5B with 0.5B, greedy decoding, `num_assistant_tokens=5`. Code: 500 prompts of MBPP (95% "
+            "intervals: ±5 points). Math: 300 of GSM8K (±6), 100 in bfloat16 and 200 in float32. Tokens per second: "
+            "over the target alone, 8 prompts of MBPP at batch size 1, median of 3 runs in bfloat16 on two CPU "
+            "threads, with linear layers packed by `benchmarks/cpu_layers.py`.",
         ),
         "head-real": Table(
-            "token head trained on MBPP",
-            [Row(title, "", study) for study, title, _ in scores],
+            "head trained on MBPP, task",
             [
-                ACCEPTED._replace(method=head),
-                quality("score")._replace(method=head),
-                STATIC_GAIN._replace(method=head),
+                Row(f"{kind}, {title}", f"diversed:results/real/{name}", study)
+                for kind, name, studies in (
+                    ("token head", "token-head-mbpp", scores),
+                    ("mixture head", "head-mbpp", scores[:1]),
+                    ("mixture head with hidden states", "hidden-head-mbpp", scores),
+                )
+                for study, title, _ in studies
+            ],
+            [
+                ACCEPTED,
+                quality("score"),
+                STATIC_GAIN,
                 *(
-                    Column(f"{name}, points above `lenience:0.3`", metric, tenths, method=head, minus="lenience:0.3")
+                    Column(f"{name}, points above `lenience:0.3`", metric, tenths, minus="lenience:0.3")
                     for name, metric in (("accepted", "acceptance_rate"), ("score", "quality"))
                 ),
             ],
@@ -134,7 +144,8 @@ def published() -> dict[str, Table]:
                 row._replace(label=f"{title}: {row.label}")
                 for study, title in (
                     ("sampling-check", "GSM8K, temperature 1"),
-                    ("sampling-check-humaneval", f"HumanEval, {SAMPLED}"),
+                    ("sampling-check-humaneval-first", f"HumanEval, first run, {SAMPLED}"),
+                    ("sampling-check-humaneval", f"HumanEval, third run, {SAMPLED}"),
                 )
                 for row in every(study)
             ],
@@ -145,8 +156,8 @@ def published() -> dict[str, Table]:
                 Column("z", "z", number),
                 Column("towards the draft model: z", "z_draft", number),
             ],
-            "Completions of GSM8K that are short enough to score, and of 82 prompts of the third run on HumanEval "
-            "(float32). Data: {data}, `results/real/sampling-check-humaneval.json`.",
+            "Completions without those (0 to 4 of 82 to 164) whose text is encoded to another number of tokens. Third "
+            "run on HumanEval: the first 82, in float32. Data: `results/real/sampling-check*.json`.",
         ),
         "verifiers": Table(
             "task and setting: verifier",
@@ -154,7 +165,7 @@ def published() -> dict[str, Table]:
                 row._replace(label=f"{setting}: {row.label}")
                 for setting, study, names in (
                     ("MBPP, temperature 1", mbpp, ("lossless", "block:lossless", "lenience:0.3", *RELAXED[2:])),
-                    ("MBPP, greedy", f"{mbpp}-t0-others", ("lossless", "fly")),
+                    ("MBPP, greedy", f"{mbpp}-t0-others", ("lossless", "fly", "top_k_relaxed:2")),
                     ("math, temperature 1", "verifiers-math", ("lossless", "contrastive:0.5:0.1")),
                     ("math, temperature 1", "mars-math", ("mars:0.9",)),
                     (
@@ -172,17 +183,21 @@ def published() -> dict[str, Table]:
             "prompt. Rows below a `lossless` have its prompts. [Results: quality](results-quality.md) has `static` "
             "and `diversed`.",
         ),
-        "mbpp": Table("method", methods("", "target", "lossless", *others, label), task[mbpp], setting),
-        "gsm8k": Table("method", methods("", "target", "lossless", *others, label), task[gsm8k], setting),
+        "mbpp": Table("method", compared, task[mbpp], f"{setting} {EXACT}"),
+        "gsm8k": Table("method", compared, task[gsm8k], f"{setting} {EXACT}"),
         **_setting(
             "greedy",
             "greedy decoding",
             "t0",
-            "500 prompts of MBPP, 164 of HumanEval and 300 of GSM8K (200 of them in float32)",
+            "500 prompts of MBPP and 164 of HumanEval in bfloat16, 300 of GSM8K (100 in bfloat16, 200 in float32)",
             label,
         ),
         **_setting(
-            "sampled", SAMPLED, "t0.7-k20-p0.8", "200 prompts of MBPP, 164 of HumanEval and 100 of GSM8K", label
+            "sampled",
+            SAMPLED,
+            "t0.7-k20-p0.8",
+            "200 prompts of MBPP, 164 of HumanEval and 100 of GSM8K, in bfloat16",
+            label,
         ),
         "specbench": Table(
             "category",
@@ -194,55 +209,50 @@ def published() -> dict[str, Table]:
                 Column(f"`{name}`: {title}", metric, form, method=name)
                 for name in ("lossless", "lenience:0.3")
                 for title, metric, form in (
-                    ("accepted", "acceptance_rate", rate),
+                    ("accepted", "acceptance_rate", share),
                     ("tokens per target forward", "block_efficiency", number),
                 )
             ],
-            "{n} questions per row, temperature 1, 5 draft tokens per round, at most 256 new tokens; 95% "
-            "intervals clustered by question. Data: {data}.",
+            "{n} questions per row, too few for intervals; temperature 1, 5 draft tokens per round, at most 256 new "
+            "tokens. Data: {data}.",
         ),
         **_smollm2(),
     }
 
 
-def _speeds(suffix: str, *sizes: int) -> list[Column]:
-    """Return the columns of tokens and answers per second in a setting of the Qwen2.5-Coder pair, by batch size."""
-    return [
-        Column(
-            f"{unit}/s, batch size {size}",
-            f"{metric}, batch {size}",
-            times,
-            f"qwen-coder-speed-{suffix}",
-            "mbpp, 5 draft tokens",
-        )
-        for size in sizes
-        for unit, metric in (("tokens", "speedup"), ("answers", "answers"))
-    ]
+def _speed(suffix: str, size: int) -> Column:
+    """Return the column of tokens per second in a setting of the Qwen2.5-Coder pair at a batch size."""
+    header, metric = f"tokens/s, batch size {size}", f"speedup, batch {size}"
+    return Column(header, metric, times, f"qwen-coder-speed-{suffix}", "mbpp, 5 draft tokens")
 
 
 def _setting(name: str, title: str, suffix: str, prompts: str, label: tuple[str, str]) -> dict[str, Table]:
     """Return the tables of a setting of the Qwen2.5-Coder pair: a summary, the speed, and one table per task."""
     tasks = {"mbpp": ("MBPP", "pass@1"), "humaneval": ("HumanEval", "pass@1"), "gsm8k": ("GSM8K", "accuracy")}
+    drop, note = Column("points below the target", "quality_drop", tenths), ""
+    if suffix != "t0":
+        drop, note = BELOW_EXACT, f" {EXACT}"
     summary = Table(
         title,
         methods("", "target", UPSTREAM, "lossless", *RELAXED, label),
         [
-            *(column._replace(form=factor) for column in _speeds(suffix, 1)),
+            _speed(suffix, 1)._replace(form=factor),
+            Column("tokens per MBPP answer", "mean_tokens", count, f"qwen-coder-mbpp-{suffix}"),
             *(
-                Column(f"{task}: points below the target", "quality_drop", tenths, f"qwen-coder-{key}-{suffix}")
+                drop._replace(header=f"{task}: {drop.header}", study=f"qwen-coder-{key}-{suffix}")
                 for key, (task, _) in tasks.items()
             ),
         ],
-        f"{prompts}, 5 draft tokens per round, bfloat16 unless stated; 95% intervals clustered by prompt; negative: "
-        "above the target. Per second: over the target, 8 prompts of MBPP, two CPU threads, median of 3 alternating "
-        "runs.",
+        f"{prompts}, 5 draft tokens per round; 95% intervals; negative: above.{note} Tokens per second: over the "
+        "target, 8 prompts of MBPP in bfloat16, packed linear layers, two CPU threads, median of 3 alternating runs.",
     )
     speed = Table(
         title,
         methods("", UPSTREAM, "lossless", *RELAXED, label),
-        _speeds(suffix, 1, 8),
-        "Relative to the target at that batch size, 5 draft tokens per round, bfloat16, packed linear layers, eager, "
-        "8 prompts of MBPP, median (range) of 3 alternating runs on two threads of a CPU. Data: {data}.",
+        [_speed(suffix, 1), _speed(suffix, 8)],
+        "Relative to `generate` of transformers without a draft model at that batch size, 5 draft tokens per round, "
+        "bfloat16, packed linear layers, eager, 8 prompts of MBPP, median (range) of 3 alternating runs on two "
+        "threads of a CPU. Data: {data}.",
     )
     details = {
         f"{name}-{key}": Table(
