@@ -18,7 +18,8 @@ def compare(results: Results, label: str | Sequence[str], other: str | Sequence[
 
     Returns:
         `method`, `minus`, and for each difference its value, `_ci`, and `_p`: two-sided p-value of the hypothesis of
-        no difference, from the standard error clustered by prompt; None if no prompt differs.
+        no difference, from the standard error clustered by prompt; None if no prompt differs. Where `_ci` is from
+        `paired_bounds`, the two can disagree near 0.05.
     """
     sides = [[side] if isinstance(side, str) else list(side) for side in (label, other)]
     labels = dict.fromkeys([*sides[0], *sides[1]])
@@ -27,14 +28,13 @@ def compare(results: Results, label: str | Sequence[str], other: str | Sequence[
     tables = {name: MethodTable(results, name) for name in labels}
     bootstrap = Bootstrap(results.header["n"], seed=results.header["settings"]["seed"])
     record: dict = {"method": ", ".join(sides[0]), "minus": ", ".join(sides[1])}
-    shares = [("quality", "score", "rows")]
-    if all(np.any(table.sums.get("num_drafted", 0)) for table in tables.values()):
-        shares.insert(0, ("acceptance_rate", "num_accepted", "num_drafted"))
-    for figure, above, below in shares:
+    drafted = all(np.any(table.sums.get("num_drafted", 0)) for table in tables.values())
+    figures = [("acceptance_rate", "num_accepted", "num_drafted")] * drafted + [("quality", "score", "rows")]
+    for figure, above, below in figures:
         sums = [
             [np.sum([tables[key].sums[name] for key in side], axis=0) for name in (above, below)] for side in sides
         ]
-        first, second = (bootstrap.ratio(*side) for side in sums)
+        first, second = (bootstrap.ratio(*terms) for terms in sums)
         difference = bootstrap.estimate_difference(*sums)
         score = z_score(first - second) if np.ptp(first - second) else None
         record[figure] = difference.value

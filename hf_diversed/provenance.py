@@ -256,7 +256,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _cpu_name() -> str:
-    """Return the name of the CPU on Linux, and the architecture elsewhere."""
+    """Return the CPU's model name from /proc/cpuinfo, else the architecture."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

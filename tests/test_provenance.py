@@ -211,3 +211,12 @@ def test_model_digest_is_cached(monkeypatch):
         model.lm_head.weight.add_(1.0)
     with pytest.raises(TypeError):
         model_digest(model)
+
+
+def test_the_cpu_has_its_name(monkeypatch):
+    """Catches results whose machine cannot be identified."""
+    read_text, cpus = Path.read_text, {Path("/proc/cpuinfo"): "processor : 0\nmodel name : A CPU\n"}
+    monkeypatch.setattr(
+        Path, "read_text", lambda path, *args, **kwargs: cpus.get(path) or read_text(path, *args, **kwargs)
+    )
+    assert provenance(0, "cpu")["device"] == "cpu (A CPU)"

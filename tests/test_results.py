@@ -147,13 +147,13 @@ def test_published_figures_follow_from_the_batches(task, name, num_parts):
     computed, done = real_pair.summarize_parts(parts), real_pair.finished_parts(parts)
     assert [row["method"] for row in computed][: len(published)] == [row["method"] for row in published]
     for row, expected in zip(computed, published):
-        known = [name for name in FIGURES if name in expected]
-        assert {name: row[name] for name in known} == {name: pytest.approx(expected[name]) for name in known}
+        assert {key: row[key] for key in FIGURES} == {key: pytest.approx(expected[key]) for key in FIGURES}
     for expected in report["comparisons"]:
         label, others = expected["method"], expected["minus"].split(", ")
         common = [part for part in done[label] if all(part in done[other] for other in others)]
-        found = compare(real_pair.pooled(common), label, others)
-        assert found | {"n": expected["n"]} == {name: pytest.approx(value) for name, value in expected.items()}
+        results = real_pair.pooled(common)
+        found = compare(results, label, others) | {"n": results.header["n"]}
+        assert found == {name: pytest.approx(value) for name, value in expected.items()}
 
 
 def test_committed_plots_are_current():

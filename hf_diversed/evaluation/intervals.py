@@ -22,7 +22,7 @@ _ROUNDING = 1e-9  # statistics closer than this count as equal
 
 @dataclass(frozen=True)
 class Estimate:
-    """A statistic with 95% percentile bounds; NaN where it is not defined.
+    """A statistic with 95% bounds; NaN where it is not defined.
 
     Attributes:
         value: on the original prompts.
