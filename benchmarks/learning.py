@@ -29,10 +29,10 @@ from hf_diversed.harness.sampling import Sampling
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import Task, get_task, load_records
 from hf_diversed.training import DiversedConfig
+from hf_diversed.training.acceptance import TokenAcceptance
 from hf_diversed.training.loading import fresh_head
 from hf_diversed.training.rollout import Sampler
 from hf_diversed.verifiers import DiversedVerifier
-from hf_diversed.verifiers.learned import TokenScore
 from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
 
 
@@ -106,7 +106,7 @@ def match(pair: Pair, task: Task, folder: Path) -> dict[str, Any]:
     sampler = Sampler(pair, settings)
     rows = draw_records(task.name, "train", MATCHED_ROLLOUTS, source["seed"])
     rollouts = sampler.relaxed([task.prompt(row) for row in rows], head, seed=source["seed"])
-    decisions, score = rollouts.decisions, TokenScore()
+    decisions, score = rollouts.decisions, TokenAcceptance()
 
     def accepted(logit: torch.Tensor) -> float:
         return 1.0 - float(score.expected_rejection(logit, decisions).mean())

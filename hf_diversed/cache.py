@@ -168,13 +168,8 @@ class RaggedCache(Cache):
     def add_rows(self, count: int) -> None:
         """Append rows to keys and values, up to `count`. Columns so far are masked padding: copies of other rows."""
         for layer in self.layers:
-            if layer.is_initialized and layer.keys is not None:
+            if layer.is_initialized:
                 layer.keep(torch.arange(count, device=layer.keys.device) % len(layer.keys))
-
-    def states(self) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
-        """Return keys and values of every layer; None for layers without states."""
-        keys, values = ([getattr(layer, name, None) for layer in self.layers] for name in ("keys", "values"))
-        return keys, values
 
     def _recurrent_states(self) -> list[tuple[dict[int, torch.Tensor | None], int]]:
         """Return each recurrent and convolution state as a dict and the key of the state, `[B, ...]`, in it."""

@@ -357,10 +357,10 @@ _FUNCTION_TYPES = (types.FunctionType, types.MethodType, functools.partial)
 
 
 def is_library_code(thing: object) -> bool:
-    """Whether an object runs no code of the user, which may keep tensors, change what it reads or index rows.
+    """Whether an object runs no code of the user, which may keep tensors, change its inputs or index rows.
 
-    Its class and methods are from a known library, also those replaced on the class or on the instance; of a model
-    those of all its modules, and their hooks, also global ones.
+    Its class and methods must be from a known library, including methods replaced on the class or the instance. For a
+    model, this holds for all its modules, their hooks and the global hooks.
     """
     if isinstance(thing, lp.PrefixConstrainedLogitsProcessor):  # calls a function of the user
         return False

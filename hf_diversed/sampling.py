@@ -85,9 +85,9 @@ class RandomSource:
 
     def round_noise(self, scores: torch.Tensor) -> RoundNoise:
         """Return the random numbers of one round for the target's `scores`, `[B, G + 1, V]`."""
-        num_drafts = scores.shape[1] - 1
-        shape = len(scores), num_drafts
-        uniforms = torch.rand(shape, dtype=torch.float32, device=scores.device) if num_drafts else None
+        gamma = scores.shape[1] - 1
+        shape = len(scores), gamma
+        uniforms = torch.rand(shape, dtype=torch.float32, device=scores.device) if gamma else None
         return RoundNoise(uniforms, draw_noise(scores[:, 0]))
 
 
@@ -107,9 +107,10 @@ def draw(probs: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
     if noise.shape == probs.shape:
         return (probs / noise).argmax(dim=-1)
     cumulated = probs.cumsum(dim=-1)
-    # The value is in (0, total], so the first entry that reaches it exists and has a positive probability.
-    reached = torch.searchsorted(cumulated, (1.0 - noise) * cumulated[:, -1:])
-    return reached.squeeze(-1).clamp_max(probs.shape[-1] - 1)
+    # The value is in (0, total], so the first entry that reaches it exists.
+    reached = torch.searchsorted(cumulated, (1.0 - noise) * cumulated[:, -1:]).clamp_max(probs.shape[-1] - 1)
+    # A sum that is computed in parallel may increase by rounding at a token of probability 0.
+    return torch.where(probs.gather(-1, reached) > 0, reached, probs.argmax(dim=-1, keepdim=True)).squeeze(-1)
 
 
 def total_variation(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,6 @@ from tests import tiny, versions
 
 
 ROOT = Path(__file__).parents[1]
-EAGER_ONLY = {"gemma2", "gpt_oss"}
 # peft 0.21 reads `is_gradient_checkpointing`, deprecated in transformers 5.23 (peft_model.py, PeftModel.__init__).
 peft_asks_for_a_deprecated_name = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
@@ -32,7 +31,7 @@ def llama():
 
 @pytest.fixture(scope="module", params=tiny.ARCHITECTURES)
 def model(request):
-    return tiny.tiny_model(request.param, attention="eager" if request.param in EAGER_ONLY else "sdpa")
+    return tiny.tiny_model(request.param, attention="eager" if request.param in tiny.EAGER_ONLY else "sdpa")
 
 
 def prepared(model, **kwargs):

@@ -12,6 +12,7 @@ from hf_diversed import DiversedHead, DiversedHeadConfig, RoundStreamer
 
 VOCAB_SIZE = 64
 PAD, EOS, BOS = 0, 1, 2
+EAGER_ONLY = {"gemma2", "gpt_oss"}  # architectures for which upstream recommends eager attention
 SAMPLED = {"max_new_tokens": 12, "do_sample": True, "top_k": 0}
 
 # With tied weights a random model repeats its input token.

@@ -23,8 +23,11 @@ class SyntheticVerifier(CompositeVerifier):
             than rates.
     """
 
+    needs_input_ids = False  # an instance needs them if `inner` does
+
     def __init__(self, inner: Verifier, acceptance: float | Sequence[float]):
         super().__init__(inner)
+        self.needs_check = inner.needs_check  # given rates need no check
         self.inner = inner
         rates = [acceptance] if isinstance(acceptance, (int, float)) else list(acceptance)
         self.acceptance = [check_range("acceptance", rate, 0.0, 1.0) for rate in rates]

@@ -20,6 +20,7 @@ from hf_diversed.cli.options import TrainOptions, flag
 from hf_diversed.cli.preparing import check_new_folder, read_records, remove_earlier_run
 from hf_diversed.cli.terminal import console, interruptible, notes
 from hf_diversed.files import write_json
+from hf_diversed.harness.pair import load_tokenizer
 from hf_diversed.head import DiversedHead
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import Task, get_task
@@ -28,7 +29,6 @@ from hf_diversed.tasks.rewards import load_reward
 from hf_diversed.training import DiversedConfig, DiversedTrainer
 from hf_diversed.training.counterfactual import FitSettings, fit_head
 from hf_diversed.training.labels import load_labels
-from hf_diversed.training.loading import load_tokenizer
 from hf_diversed.training.settings import TrainingSettings
 
 

@@ -25,7 +25,7 @@ def size_for(rows: int) -> int:
 
 def gamma_for(limit: int) -> int:
     """Return the maximum number of draft tokens of a round if rows have at most `limit`: 8, 16, 32, ..."""
-    return max(SMALLEST_GAMMA, _power_of_two(max(limit, 1)))
+    return max(SMALLEST_GAMMA, _power_of_two(limit))
 
 
 def _power_of_two(number: int) -> int:

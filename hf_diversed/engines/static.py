@@ -1,7 +1,7 @@
 """The engine with tensors of fixed shapes, so that a whole round can be compiled once and replayed."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -24,10 +24,9 @@ from hf_diversed.engines.static_model import StaticModel
 from hf_diversed.engines.static_round import CallSettings, RoundInputs
 from hf_diversed.generation.decoding import EagerEngine
 from hf_diversed.generation.drafting import ModelDrafter
-from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.sampling import RoundNoise
-from hf_diversed.verifiers.base import Verifier, VerifierState
+from hf_diversed.verifiers.base import VerifierState
 
 
 # Most layers in one compiled function; the draft model's layers count once per draft token. Compiling takes 2 to 3 s
@@ -48,10 +47,10 @@ class StaticEngine(EagerEngine):
     """
 
     target: StaticModel
-    draft: StaticModel | None
     compiler: Compiler
     keep_scores: bool
-    forwards_only: str | None
+    draft: StaticModel | None = field(init=False)
+    forwards_only: str | None = field(init=False)
 
     may_use_inference_mode: ClassVar[bool] = False  # compiled functions cannot write to inference tensors
 
@@ -69,29 +68,26 @@ class StaticEngine(EagerEngine):
                 return f"the {role} {reason}"
         return None
 
-    @staticmethod
-    def why_forwards_only(
-        verifier: Verifier, processor: BlockProcessor, models: tuple, device: torch.device
-    ) -> str | None:
-        """Return why a round cannot be one function and only the forwards are compiled; None if it can.
-
-        `device` is that of the ids.
-        """
-        if None in models:
-            return "draft tokens are looked up on the host"
-        if {model_facts.device(model) for model in models} != {device}:
-            return "the models and the ids are on different devices"
-        if processor.reads_prefix:
-            return "a logits processor reads the text so far"
-        return f"{type(verifier).__name__} reads the text so far" if verifier.needs_input_ids else None
-
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.draft = self.drafter.model if isinstance(self.drafter, ModelDrafter) else None  # type: ignore[assignment]
+        self.forwards_only = self._why_forwards_only()
         self._settings = None if self.forwards_only else self._collect_settings()
         self._label = "" if self._settings is None else _label(self._settings)
         if is_untraceable(self.target.model, self._label):
             self._settings, self.forwards_only = None, UNTRACEABLE_ROUND
         self._latest: tuple[Callable, Shape] | None = None  # the last function run, and its shape
+
+    def _why_forwards_only(self) -> str | None:
+        """Return why a round cannot be one function and only the forwards are compiled; None if it can."""
+        if self.draft is None:
+            return "draft tokens are looked up on the host"
+        models = self.target.model, self.draft.model
+        if {model_facts.device(model) for model in models} != {self.rows.ids.device}:
+            return "the models and the ids are on different devices"
+        if self.processor.reads_prefix:
+            return "a logits processor reads the text so far"
+        return f"{type(self.verifier).__name__} reads the text so far" if self.verifier.needs_input_ids else None
 
     def _collect_settings(self) -> CallSettings:
         assert self.draft is not None
@@ -116,8 +112,8 @@ class StaticEngine(EagerEngine):
         assert draft is not None
         drafter.catch_up()
         rows, gamma = self.rows, self._fit_to_limits(gamma, verifier_state)
-        for model in (self.target, draft):
-            model.make_room(max(rows.lengths.host) + gamma)
+        for model in (self.target, draft):  # of equal capacity, as `_shape` has that of the target only
+            model.make_room(max(max(rows.lengths.host) + gamma, self.target.capacity))
         inputs = self._prepare_inputs(self._settings, gamma, verifier_state)
         try:
             round = self.run_round(self._settings, draft, inputs, self._shape(gamma, verifier_state))
@@ -172,7 +168,7 @@ class StaticEngine(EagerEngine):
         """Return the shape that a round with this gamma is compiled for."""
         rows = self.rows
         rest = (gamma, *sorted(verifier_state.row_values), verifier_state.state is None, *self._sampling)
-        return Shape(size_for(len(rows.ids)), self.target.capacity_for(max(rows.lengths.host) + gamma), rest)
+        return Shape(size_for(len(rows.ids)), self.target.capacity_after(max(rows.lengths.host) + gamma), rest)
 
     def _step_shape(self, shape: Shape, width: int) -> Shape:
         return shape._replace(rest=(width, *self._sampling))

@@ -119,7 +119,8 @@ class StaticModel(RaggedModel):
 
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
         super().prefill(input_ids, chunk_size)
-        self._use(self._sized(*self._cache.states(), capacity_for(input_ids.shape[1] + 1)))
+        keys, values = ([getattr(layer, name) for layer in self._cache.layers] for name in ("keys", "values"))
+        self._use(self._sized(keys, values, capacity_for(input_ids.shape[1] + 1)))
         if self.keep_hidden:
             # In its first forward pass with hidden states, transformers installs a recorder under a lock, which
             # compiled code cannot acquire.
@@ -134,9 +135,9 @@ class StaticModel(RaggedModel):
     def make_room(self, columns: int) -> None:
         """Enlarge the buffers if they have fewer than `columns` columns."""
         if columns > self.capacity:
-            self._use(self._sized(self.buffers.keys, self.buffers.values, self.capacity_for(columns)))
+            self._use(self._sized(self.buffers.keys, self.buffers.values, self.capacity_after(columns)))
 
-    def capacity_for(self, columns: int) -> int:
+    def capacity_after(self, columns: int) -> int:
         """Return the capacity of the buffers after `make_room(columns)`."""
         return max(self.capacity, capacity_for(columns))
 
@@ -158,8 +159,7 @@ class StaticModel(RaggedModel):
     def close(self) -> None:
         """Return the buffers to the pool."""
         if self._compiler.replays and "buffers" in vars(self):
-            pool.take_back(self._owner, self.buffers)
-            del self.buffers
+            pool.take_back(self._owner, vars(self).pop("buffers"))  # an interrupt must not return them twice
 
     def _sized(self, keys: States, values: States, capacity: int) -> Buffers:
         """Return buffers of `capacity` columns with these keys and values, and rows padded to a power of two."""
@@ -211,4 +211,4 @@ class StaticModel(RaggedModel):
         return min((width for width in self.widths if width >= num_tokens), default=num_tokens)
 
     def _shape(self, until: int, width: int, keep: int) -> Shape:
-        return Shape(size_for(len(self._positions)), self.capacity_for(until), (width, keep))
+        return Shape(size_for(len(self._positions)), self.capacity_after(until), (width, keep))

@@ -13,7 +13,7 @@ from hf_diversed.blocks import DraftOutput, Round, TargetOutput, Verdict
 from hf_diversed.engines.buffers import Buffers
 from hf_diversed.engines.static_model import Traits, extend
 from hf_diversed.generation.decoding import verify
-from hf_diversed.generation.drafting import Step, draft_scores, draw_drafts, join_steps
+from hf_diversed.generation.drafting import Step, draft_scores, draw_draft_tokens, join_steps
 from hf_diversed.generation.processing import run_in_order, run_pointwise
 from hf_diversed.sampling import RoundNoise
 from hf_diversed.verifiers.base import Verifier, VerifierState
@@ -112,7 +112,7 @@ def draft_step(
     logits, hidden = extend(settings.draft, settings.draft_traits, buffers, feed, columns, 1)
     raw, scores = draft_scores(logits, settings.vocab_size, lambda raw: settings.process(raw, temperatures))
     greedy = None if temperatures is None else temperatures == 0.0
-    return Step(draw_drafts(scores[:, 0], noise, greedy)[:, None], scores, raw, hidden)
+    return Step(draw_draft_tokens(scores[:, 0], noise, greedy)[:, None], scores, raw, hidden)
 
 
 def verify_block(settings: CallSettings, buffers: Buffers, inputs: RoundInputs, steps: list[Step]) -> Round:

@@ -125,15 +125,7 @@ class Parts:
                 target.model = drafter.record_outputs(target.model)
         engine: Callable[..., EagerEngine] = EagerEngine
         if compiler is not None:
-            engine = partial(
-                StaticEngine,
-                draft=drafter.model if isinstance(drafter, ModelDrafter) else None,  # type: ignore[arg-type]
-                compiler=compiler,
-                keep_scores=bool(wants) or streams_records,
-                forwards_only=StaticEngine.why_forwards_only(
-                    self.verifier, self.processor, (model, self.draft), self.rows.ids.device
-                ),
-            )
+            engine = partial(StaticEngine, compiler=compiler, keep_scores=bool(wants) or streams_records)
         return engine(
             rows=self.rows,
             target=target,
@@ -196,7 +188,7 @@ class Parts:
             vocab_size,
             num_tokens=self.max_copied or self.max_drafted,
             max_ngram_size=ngram_size,
-            do_sample=self.random_source is not None,
+            sampled=self.random_source is not None,
             whole_ngram=whole_ngram,
         )
 

@@ -4,7 +4,6 @@ import os
 import threading
 import weakref
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from hf_diversed import model_facts
 from hf_diversed.generation import checks
 from hf_diversed.generation.options import Options
 from hf_diversed.generation.patching import install_hook
-from hf_diversed.generation.request import Attached, check_method, resolve_verifier
+from hf_diversed.generation.request import AttachedOptions, check_head_and_verifier, resolve_verifier
 from hf_diversed.head import DiversedHead
 from hf_diversed.head_settings import ARGUMENTS
 from hf_diversed.verifiers import Verifier
@@ -23,14 +22,14 @@ from hf_diversed.verifiers import Verifier
 class Attachment:
     """Handle returned by `attach`. As a context manager it is valid in the block only, instead of in every thread."""
 
-    def __init__(self, model: torch.nn.Module, attached: Attached):
+    def __init__(self, model: torch.nn.Module, attached: AttachedOptions):
         self._model_ref, self._attached = weakref.ref(model), attached
 
     def __enter__(self) -> "Attachment":
         model = self._model_ref()
         with _LOCK:
-            entries = [] if model is None else _STANDING.get(model, [])
-            entries[:] = [entry for entry in entries if entry.attached is not self._attached]
+            entries = [] if model is None else _IN_EVERY_THREAD.get(model, [])
+            entries[:] = [entry for entry in entries if entry[0] is not self._attached]
         _ENTERED.set((*_ENTERED.get(), (self._model_ref, self._attached)))
         return self
 
@@ -42,45 +41,40 @@ class Attachment:
             _ENTERED.set(tuple(stack))
 
 
-@dataclass(frozen=True)
-class _Standing:
-    """Attachment valid in every thread. A freed handle cannot be entered, so older attachments can be dropped."""
-
-    attached: Attached
-    handle: "weakref.ref[Attachment]"
-
-
+_Entry = tuple[AttachedOptions, "weakref.ref[Attachment]"]  # with the handle returned for it
 # Entered blocks of the current thread or task, innermost last.
-_ENTERED: ContextVar[tuple[tuple[weakref.ref, Attached], ...]] = ContextVar("hf_diversed_attached", default=())
-_STANDING: "weakref.WeakKeyDictionary[torch.nn.Module, list[_Standing]]" = weakref.WeakKeyDictionary()  # newest last
+_ENTERED: ContextVar[tuple[tuple[weakref.ref, AttachedOptions], ...]] = ContextVar("hf_diversed_attached", default=())
+# Attachments valid in every thread, newest last.
+_IN_EVERY_THREAD: "weakref.WeakKeyDictionary[torch.nn.Module, list[_Entry]]" = weakref.WeakKeyDictionary()
 _LOCK = threading.Lock()
 
 
-def _keep_beside(model: torch.nn.Module, attached: Attached) -> Attachment:
+def _attach_in_every_thread(model: torch.nn.Module, attached: AttachedOptions) -> Attachment:
     """Attach to a model in every thread, until it is replaced, detached, or its handle is entered."""
     handle = Attachment(model, attached)
     with _LOCK:
-        entries = _STANDING.setdefault(model, [])
-        _forget_replaced(entries)
-        entries.append(_Standing(attached, weakref.ref(handle)))
+        entries = _IN_EVERY_THREAD.setdefault(model, [])
+        _drop_replaced(entries)
+        entries.append((attached, weakref.ref(handle)))
     return handle
 
 
-def attached_to(model: torch.nn.Module) -> Attached | None:
+def attached_to(model: torch.nn.Module) -> AttachedOptions | None:
     """Return the attachment of the innermost `with` block, else the one for all threads, else None."""
     for model_ref, attached in reversed(_ENTERED.get()):
         if model_ref() is model:
             return attached
-    if not _STANDING.get(model):
+    if not _IN_EVERY_THREAD.get(model):
         return None
     with _LOCK:
-        entries = _STANDING.get(model, [])
-        _forget_replaced(entries)
-        return entries[-1].attached if entries else None
+        entries = _IN_EVERY_THREAD.get(model, [])
+        _drop_replaced(entries)
+        return entries[-1][0] if entries else None
 
 
-def _forget_replaced(entries: list[_Standing]) -> None:
-    permanent = [index for index, entry in enumerate(entries) if entry.handle() is None]
+def _drop_replaced(entries: list[_Entry]) -> None:
+    """Drop entries before the last one whose handle was freed: it cannot be entered, so it stays until `detach`."""
+    permanent = [index for index, (_, handle) in enumerate(entries) if handle() is None]
     del entries[: permanent[-1] if permanent else 0]
 
 
@@ -123,16 +117,17 @@ def attach(
         raise ValueError(f"attach needs exactly one of diversed_head= and verifier=, got {given}.")
     for candidate, role in ((model, "target"), (assistant_model, "draft")):
         checks.check_model(candidate, role)
-    check_method(diversed_head, None)
+    check_head_and_verifier(diversed_head, None)
     if verifier is not None:
         resolve_verifier(None, verifier, **options.head_settings())
     install_hook()
-    return _keep_beside(model_facts.base_model(model), Attached(assistant_model, options, num_assistant_tokens))
+    attached = AttachedOptions(assistant_model, options, num_assistant_tokens)
+    return _attach_in_every_thread(model_facts.base_model(model), attached)
 
 
 def detach(model: PreTrainedModel) -> None:
     """Remove all attachments of a model, in every thread and in the current blocks, if any."""
     inner = model_facts.base_model(model)
     with _LOCK:
-        _STANDING.pop(inner, None)
+        _IN_EVERY_THREAD.pop(inner, None)
     _ENTERED.set(tuple(entered for entered in _ENTERED.get() if entered[0]() is not inner))

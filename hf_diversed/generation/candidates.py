@@ -21,7 +21,7 @@ from transformers.generation.candidate_generator import (
 from hf_diversed import _compat, model_facts
 from hf_diversed.blocks import DraftOutput, Round
 from hf_diversed.generation import checks, tokenizer_checks
-from hf_diversed.generation.drafting import Step, before_bans, first_columns, join_steps, point_mass, to_vocabulary
+from hf_diversed.generation.drafting import Drafter, first_columns, point_mass_block, to_vocabulary
 from hf_diversed.generation.options import CONSTANT, DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.request import STOPPING_SETTINGS, Request
@@ -254,7 +254,7 @@ def _other_tokenizer(request: Request, target: PreTrainedModel, max_length: int)
     return generator
 
 
-class CandidateDrafter:
+class CandidateDrafter(Drafter):
     """Generates draft tokens with candidate generators of transformers, one per row.
 
     A generator receives the ids of its row without padding. q is the softmax of the returned logits, which must be
@@ -265,14 +265,14 @@ class CandidateDrafter:
     Args:
         generators: see `build_generators`. rows: ids of the batch; draft tokens are written after each row's length.
         prompt_mask: long `[B, S]`, 0 at left padding; None without padding.
-        processor: of the call; used without its warpers, to find forbidden tokens.
+        processor: of the call; see `before_bans`.
         vocab_size: V of the target.
         sampled: value of `DraftOutput.sampled`.
         is_point_mass: whether q is a point mass although the generator returns logits.
         needs_q: description of the verifier if it needs q; None if a point mass suffices.
     """
 
-    rule = None
+    num_forwards = 0
 
     def __init__(
         self,
@@ -286,22 +286,17 @@ class CandidateDrafter:
         needs_q: str | None,
     ):
         self.generators = generators
+        self.reads_target = generators[0].requires_model_outputs
         self.rows = rows
         self.vocab_size = vocab_size
+        self.processor = processor
         self.sampled = sampled
-        self.num_forwards = 0
         self._first = first_columns(prompt_mask, len(rows.ids))
         self._drafted: list[int] = []
-        self._bans = processor.without(_compat.WARPERS)
         self._is_point_mass = is_point_mass
         self._needs_q = needs_q
         self._outputs: Any = None
         self._num_matches = 0
-
-    @property
-    def reads_target(self) -> bool:
-        """Whether drafting needs the target's outputs for all tokens, those of the prompt included."""
-        return self.generators[0].requires_model_outputs
 
     @property
     def needs_every_round(self) -> bool:
@@ -321,9 +316,6 @@ class CandidateDrafter:
 
         return run
 
-    def prefill(self, chunk_size: int | None = None) -> None:
-        """Do nothing: the generators process the prompts themselves."""
-
     def keep(self, rows: torch.Tensor) -> None:
         kept = rows.tolist()
         self.generators = [self.generators[row] for row in kept]
@@ -339,36 +331,23 @@ class CandidateDrafter:
         rows = self.rows
         found = [self._candidates(row, limit) for row, limit in enumerate(counts.host)]
         self._drafted = [len(tokens) for tokens, _ in found]
-        drafted = PerRow(self._drafted, torch.tensor(self._drafted, device=rows.ids.device))
-        if not any(self._drafted):
-            return None, drafted
         self.num_forwards += sum(map(bool, self._drafted))
-        tokens = torch.nn.utils.rnn.pad_sequence(
-            [own for own, _ in found], batch_first=True, padding_value=rows.filler_id
+        draft, allowed = point_mass_block(
+            rows, [tokens for tokens, _ in found], self.processor, self.vocab_size, self.sampled
         )
-        rows.write_block(tokens)
-        allowed = before_bans(self._bans, rows, tokens, drafted, self.vocab_size)
-        scores = point_mass(tokens, self.vocab_size)
         for row, (own, logits) in enumerate(found):
-            if logits is None:
+            if draft is None or logits is None:
                 continue
-            scores[row, : len(own)] = to_vocabulary(logits.to(rows.ids.device).float(), self.vocab_size)
+            scores = draft.scores[row, : len(own)]
+            scores.copy_(to_vocabulary(logits.to(rows.ids.device).float(), self.vocab_size))
             # A block must not end before a sampled token because of that token.
-            is_drawn = scores[row, : len(own)].gather(-1, own[:, None]) > -torch.inf
+            is_drawn = scores.gather(-1, own[:, None]) > -torch.inf
             if allowed.host[row] != len(own) or not bool(is_drawn.all()):
                 raise ValueError(
                     f"{type(self.generators[row]).__name__}.get_candidates returned a token that its logits or a "
                     "logits processor of the call forbid; return the processed logits that the candidates were drawn "
                     "from."
                 )
-        draft = join_steps(
-            [Step(tokens, scores, scores, None)],
-            allowed.device,
-            rows.lengths.device,
-            rows.eos_ids_device,
-            sampled=self.sampled,
-            keep_raw_logits=True,
-        )
         return draft, allowed
 
     def _candidates(self, row: int, limit: int) -> tuple[torch.Tensor, torch.Tensor | None]:

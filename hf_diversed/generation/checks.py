@@ -6,7 +6,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from hf_diversed import _compat, model_facts
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.generation.options import ADAPTIVE, CONFIDENCE, CONSTANT
-from hf_diversed.generation.request import Request, check_method, is_set
+from hf_diversed.generation.request import Request, check_head_and_verifier, is_set
 from hf_diversed.generation.tokenizer_checks import check_tokenizers
 from hf_diversed.verifiers.base import Verifier, check_range
 
@@ -59,7 +59,7 @@ def check_request(request: Request, source: str | None) -> None:
         raise ValueError(f"streamers require batch size 1, got {batch_size}, because rows have different lengths.")
     if request.output_token_records and not config.return_dict_in_generate:
         raise ValueError("output_token_records=True needs return_dict_in_generate=True to return them.")
-    check_method(None, request.verifier)
+    check_head_and_verifier(None, request.verifier)
     if request.verifier is None:
         raise TypeError("diversed_decoding needs verifier=; see hf_diversed.VERIFIERS.")
 
@@ -292,6 +292,8 @@ def check_drafts(
             f"assistant_early_exit must be below the model's {layers} layers, got {exit_layer}: with all layers, "
             "the draft model would be the target."
         )
+    if exit_layer is not None:
+        check_early_exit(model)
 
 
 def check_return_sequences(count: int | None, named: dict[str, int | None]) -> None:

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import torch
 
 from hf_diversed.blocks import DraftOutput, Round, TargetOutput, Verdict
-from hf_diversed.generation.confidence import StoppingRule
 from hf_diversed.generation.drafting import Drafter
 from hf_diversed.generation.faults import FAULTS, INVALID_PROBS, find_faults, find_invalid_probs
 from hf_diversed.generation.processing import BlockProcessor, StopTracker
@@ -71,7 +70,7 @@ class EagerEngine:
         rows: the batch; draft tokens are written behind each row's length.
         verifier: verifies the draft tokens. random_source: None for greedy decoding.
         keep_raw: also keep the target model's raw logits.
-        reason: why this engine runs a call that requested another; empty if it did not.
+        reason: why a call with `cache_implementation="static"` runs in this engine; empty if it was not requested.
         may_use_inference_mode: whether rounds may run under `torch.inference_mode`.
     """
 
@@ -89,11 +88,6 @@ class EagerEngine:
 
     def __post_init__(self) -> None:
         self._num_unread = 1  # tokens of each row that the target has not processed
-
-    @property
-    def rule(self) -> StoppingRule | None:
-        """Ends draft blocks early; None if every round has the requested length."""
-        return self.drafter.rule
 
     @property
     def forwards(self) -> tuple[int, int]:

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from hf_diversed import model_facts
+from hf_diversed import _compat, model_facts
 from hf_diversed.blocks import DraftOutput, Round
 from hf_diversed.generation.confidence import StoppingRule
 from hf_diversed.generation.processing import BlockProcessor
@@ -17,30 +18,28 @@ from hf_diversed.generation.rows import PerRow, RaggedRows, is_one_of
 from hf_diversed.sampling import RandomSource, draw
 
 
-def active_drafts(tokens: torch.Tensor, counts: torch.Tensor, eos_ids: torch.Tensor | None) -> torch.Tensor:
+def active_draft_tokens(tokens: torch.Tensor, counts: torch.Tensor, eos_ids: torch.Tensor | None) -> torch.Tensor:
     """Mask of valid draft tokens, bool `[B, G]`: the first `counts` (long `[B]`) of each row, up to its first EOS."""
     before_eos = (~is_one_of(tokens, eos_ids)).long().cumprod(dim=-1).sum(dim=-1)
     reach = torch.minimum(counts, before_eos + 1)
     return torch.arange(tokens.shape[1], device=tokens.device) < reach[:, None]
 
 
-class Drafter(Protocol):
-    """Generates the draft tokens of an eager engine.
+class Drafter:
+    """Generates the draft tokens of an eager engine. The defaults are those of drafters without a model.
 
     Attributes:
+        rule: ends draft blocks early; None if every round has the requested length.
         reads_target: whether it needs the target's outputs for all tokens, those of the prompt included.
     """
 
-    @property
-    def rule(self) -> StoppingRule | None:
-        """Ends draft blocks early; None if every round has the requested length."""
-
-    @property
-    def reads_target(self) -> bool: ...
+    rule: StoppingRule | None = None
+    reads_target: bool = False
 
     @property
     def num_forwards(self) -> int:
         """Number of forward passes of the draft model so far."""
+        return 0
 
     def prefill(self, chunk_size: int | None) -> None:
         """Process all tokens of the prompts but the last."""
@@ -51,12 +50,14 @@ class Drafter(Protocol):
         Returns:
             the draft block, or None if no row has draft tokens; and the number of draft tokens per row.
         """
+        raise NotImplementedError
 
     def rewind(self, round: Round, accepted: list[int]) -> None:
         """Update the state after a round with draft tokens. `accepted`: number accepted per row."""
 
     def keep(self, rows: torch.Tensor) -> None:
         """Keep only these rows (long, ascending) of the batch."""
+        raise NotImplementedError
 
 
 class Step(NamedTuple):
@@ -91,15 +92,37 @@ def join_steps(
         raw_logits=torch.cat(raw, dim=1) if keep_raw_logits else None,
         tokens=joined,
         sampled=sampled,
-        active=active_drafts(joined, limit, eos_ids),
+        active=active_draft_tokens(joined, limit, eos_ids),
         lengths=lengths,
     )
 
 
-def point_mass(tokens: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Return scores under which each token (long `[B, N]`) has probability 1: float32 `[B, N, V]`."""
-    scores = torch.full((*tokens.shape, vocab_size), -torch.inf, dtype=torch.float32, device=tokens.device)
-    return scores.scatter_(-1, tokens[..., None], 0.0)
+def point_mass_block(
+    rows: RaggedRows, found: Sequence[torch.Tensor], processor: BlockProcessor, vocab_size: int, sampled: bool
+) -> tuple[DraftOutput | None, PerRow]:
+    """Write draft tokens after each row's last token and return them as a block in which q is 1 at each token.
+
+    Args:
+        found: long `[N]` per row, on any device. processor: of the call; see `before_bans`.
+        sampled: value of `DraftOutput.sampled`.
+
+    Returns:
+        the same as `Drafter.propose`. `scores` and `raw_logits` are the same tensor.
+    """
+    lengths, device = [len(tokens) for tokens in found], rows.ids.device
+    counts = PerRow(lengths, torch.tensor(lengths, device=device))
+    if not any(lengths):
+        return None, counts
+    tokens = pad_sequence([*found], batch_first=True, padding_value=rows.filler_id).to(device)
+    rows.write_block(tokens)
+    counts = before_bans(processor, rows, tokens, counts, vocab_size)
+    scores = torch.full((*tokens.shape, vocab_size), -torch.inf, dtype=torch.float32, device=device)
+    scores.scatter_(-1, tokens[..., None], 0.0)
+    active = active_draft_tokens(tokens, counts.device, rows.eos_ids_device)
+    draft = DraftOutput(
+        scores, raw_logits=scores, tokens=tokens, sampled=sampled, active=active, lengths=rows.lengths.device
+    )
+    return draft, counts
 
 
 def first_columns(prompt_mask: torch.Tensor | None, num_rows: int) -> list[int]:
@@ -108,15 +131,15 @@ def first_columns(prompt_mask: torch.Tensor | None, num_rows: int) -> list[int]:
 
 
 def before_bans(
-    bans: BlockProcessor, rows: RaggedRows, tokens: torch.Tensor, counts: PerRow, vocab_size: int
+    processor: BlockProcessor, rows: RaggedRows, tokens: torch.Tensor, counts: PerRow, vocab_size: int
 ) -> PerRow:
-    """Return the number of tokens per row before the first one that a processor forbids.
+    """Return the number of tokens per row before the first one that a processor other than a warper forbids.
 
     Args:
-        bans: processors without warpers. tokens: long `[B, N]`, already written after each row's last token.
-        counts: number of tokens per row.
+        tokens: long `[B, N]`, already written after each row's last token. counts: number of tokens per row.
     """
-    if not bans.processors:
+    bans = [each for each in processor.processors if type(each) not in _compat.WARPERS]
+    if not bans:
         return counts
     starts, kept = rows.lengths, [0] * len(tokens)
     # Column by column, as processors must not receive prefixes with a token that they forbid.
@@ -127,15 +150,15 @@ def before_bans(
             continue
         text = rows.drafted_view(column, PerRow(valid, torch.tensor(valid, device=tokens.device)))
         scores = torch.zeros(len(tokens), vocab_size, dtype=torch.float32, device=tokens.device)
-        for processor in bans.processors:
-            scores = processor(text, scores)
+        for ban in bans:
+            scores = ban(text, scores)
         steps = (column - starts.device).clamp(0, tokens.shape[1] - 1)
         fits = scores.gather(1, tokens.gather(1, steps[:, None]))[:, 0] > torch.finfo(scores.dtype).min
         kept = [number + (new and fit) for number, new, fit in zip(kept, is_next, fits.tolist())]
     return PerRow(kept, torch.tensor(kept, device=tokens.device))
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Generates draft tokens for every row of a batch with a draft model and its own cache.
 
     It does not depend on the verifier.
@@ -151,8 +174,6 @@ class ModelDrafter:
         runner: called as `runner(assistant_model, max_id=...)`; returns a `RaggedModel`.
         rule: ends blocks early; None to draft as many tokens as requested.
     """
-
-    reads_target = False
 
     def __init__(
         self,
@@ -261,12 +282,12 @@ class ModelDrafter:
         process = partial(self.processor, rows, offset=step, counts=here)
         raw, scores = draft_scores(logits.to(rows.ids.device), self.vocab_size, process)
         noise = None if self.random_source is None else self.random_source.draft_noise(scores[:, 0])
-        tokens = draw_drafts(scores[:, 0], noise, rows.greedy)
+        tokens = draw_draft_tokens(scores[:, 0], noise, rows.greedy)
         rows.write(step, tokens)
         return Step(tokens[:, None], scores, raw, hidden)
 
 
-def draw_drafts(scores: torch.Tensor, noise: torch.Tensor | None, greedy: torch.Tensor | None) -> torch.Tensor:
+def draw_draft_tokens(scores: torch.Tensor, noise: torch.Tensor | None, greedy: torch.Tensor | None) -> torch.Tensor:
     """Return one token per row from q, long `[B]`. `scores` are the processed scores of q, `[B, V]`.
 
     Args:

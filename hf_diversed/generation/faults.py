@@ -45,14 +45,14 @@ def find_faults(
     positions = torch.arange(target.scores.shape[1], device=num_accepted.device)
     reached = positions < (num_accepted + samples_next)[:, None]
     # `amax` propagates NaN and inf, and is -inf if every token is forbidden, so checking it is enough.
-    of_target = any_not_finite(target.top, reached)
+    target_faults = any_not_finite(target.top, reached)
     if draft is None or verdict is None:
-        return of_target.long()
+        return target_faults.long()
     verified = (positions <= num_accepted[:, None])[:, :-1] & draft.active
-    of_verifier = any_not_finite(verdict.accept_prob, verified)
-    of_verifier |= any_not_finite(next_probs.amax(dim=-1, keepdim=True), samples_next[:, None])
-    of_draft = any_not_finite(draft.top, verified)
-    return torch.where(of_target, 1, torch.where(of_draft, 2, 3 * of_verifier.long()))
+    verifier_faults = any_not_finite(verdict.accept_prob, verified)
+    verifier_faults |= any_not_finite(next_probs.amax(dim=-1, keepdim=True), samples_next[:, None])
+    draft_faults = any_not_finite(draft.top, verified)
+    return torch.where(target_faults, 1, torch.where(draft_faults, 2, 3 * verifier_faults.long()))
 
 
 def find_invalid_probs(

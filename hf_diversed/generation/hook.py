@@ -13,7 +13,7 @@ from hf_diversed.generation.attachment import attached_to
 from hf_diversed.generation.options import Options
 from hf_diversed.generation.planning import diversed_decoding
 from hf_diversed.generation.processing import stop_criterion
-from hf_diversed.generation.request import DRAFT_MODES, STOPPING_SETTINGS, Arguments, Attached
+from hf_diversed.generation.request import DRAFT_MODES, STOPPING_SETTINGS, Arguments, AttachedOptions
 from hf_diversed.head_settings import ARGUMENTS
 
 
@@ -23,7 +23,8 @@ def dispatch(original, stock: inspect.Signature, model: PreTrainedModel, args: t
     Args:
         original: the wrapped `generate`. stock: the signature of upstream's `generate`.
     """
-    attached = attached_to(model)
+    is_draft = getattr(kwargs.get("generation_config"), "is_assistant", None)  # of upstream's candidate generators
+    attached = None if is_draft else attached_to(model)
     options = Options.pop_from(kwargs)
     if attached is None and not options.names_verifier():
         if isinstance(kwargs.get("custom_generate"), str):  # a script of the Hub may add the verifier
@@ -36,10 +37,10 @@ def dispatch(original, stock: inspect.Signature, model: PreTrainedModel, args: t
     signature = inspect.signature(original)
     if "assistant_model" not in signature.parameters:  # wrapped with *args and **kwargs
         signature = stock
-    return _generate_relaxed(original, signature.bind(model, *args, **kwargs).arguments, options, attached)
+    return _generate_with_verifier(original, signature.bind(model, *args, **kwargs).arguments, options, attached)
 
 
-def _generate_relaxed(original, named: dict[str, Any], options: Options, attached: Attached | None):
+def _generate_with_verifier(original, named: dict[str, Any], options: Options, attached: AttachedOptions | None):
     """Bind draft model, verifier and streamer to the decoding loop, and call upstream's `generate` with it."""
     model, extra = named.pop("self"), named.pop("kwargs", {})
     arguments = Arguments(model, named, extra, attached)

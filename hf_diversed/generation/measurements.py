@@ -14,11 +14,11 @@ from hf_diversed.theory import ForwardTimes
 
 Kept = TypeVar("Kept")
 _WINDOW = 512  # rounds: includes the rare ones of other lengths, and still follows the growth of the context
-_ENOUGH = 4  # minimum number of rounds of one width for a quartile
+_MIN_ROUNDS = 4  # minimum number of rounds of one width for a quartile
 _REFIT_EVERY = 32  # rounds
-_TICK = 1e-9  # seconds; lower bound on measured times
+_MIN_SECONDS = 1e-9  # seconds; lower bound on measured times
 _PROBE_SHARE = 0.02  # time of probes of drafting over that of rounds without draft tokens
-_AROUND = 8  # rounds before and after one, to estimate the speed of the machine at that time
+_NEIGHBOURS = 8  # rounds before and after one, to estimate the speed of the machine at that time
 
 
 class RoundTimes:
@@ -38,7 +38,7 @@ class RoundTimes:
     def update(self, gamma: int, num_drafted: int, seconds: float) -> None:
         """Record a round with a scheduled `gamma` and `num_drafted` draft tokens in the block."""
         with self._lock:
-            self._rounds.append((gamma, num_drafted, max(seconds, _TICK)))
+            self._rounds.append((gamma, num_drafted, max(seconds, _MIN_SECONDS)))
             self.num_rounds += 1
             self._probe_debt = max(self._probe_debt - _PROBE_SHARE * seconds, 0.0) if gamma == 0 else seconds
 
@@ -74,12 +74,12 @@ def fit(widths: Sequence[int], seconds: Sequence[float], known: ForwardTimes | N
     """
     if known is not None:
         paces = [taken / known.round(width) for width, taken in zip(widths, seconds)]
-        levels = [quartile(paces[max(0, at - _AROUND) : at + _AROUND + 1]) for at in range(len(paces))]
+        levels = [quartile(paces[max(0, at - _NEIGHBOURS) : at + _NEIGHBOURS + 1]) for at in range(len(paces))]
         seconds = [taken / level for taken, level in zip(seconds, levels)]
     by_width: dict[int, list[float]] = {}
     for width, taken in zip(widths, seconds):
         by_width.setdefault(width, []).append(taken)
-    points = [(width, quartile(taken), len(taken)) for width, taken in by_width.items() if len(taken) >= _ENOUGH]
+    points = [(width, quartile(taken), len(taken)) for width, taken in by_width.items() if len(taken) >= _MIN_ROUNDS]
     if len(points) < 2:
         return known
     total = sum(weight for *_, weight in points)
@@ -99,8 +99,8 @@ def quartile(values: Sequence[float]) -> float:
 
 _HALF_LIFE = 64  # rounds; acceptance changes within a text
 _FORGET = 0.5 ** (1.0 / _HALF_LIFE)
-_PRIOR_RATE, _PRIOR_DRAFTS = 0.8, 4.0  # prior acceptance rate, and its weight in draft tokens
-_POOLED_DRAFTS = 16.0  # weight of the rate over all positions, in draft tokens at one position
+_PRIOR_RATE, _PRIOR_WEIGHT = 0.8, 4.0  # prior acceptance rate, and its weight in draft tokens
+_POOLED_WEIGHT = 16.0  # weight of the rate over all positions, in draft tokens at one position
 
 
 class Survival:
@@ -141,12 +141,12 @@ class Survival:
         """Return the probability that the first n draft tokens are all accepted, n = 1..`max_gamma`."""
         with self._lock:
             all_reached, all_kept = list(self._reached), list(self._kept)
-        rate = (sum(all_kept) + _PRIOR_DRAFTS * _PRIOR_RATE) / (sum(all_reached) + _PRIOR_DRAFTS)
+        rate = (sum(all_kept) + _PRIOR_WEIGHT * _PRIOR_RATE) / (sum(all_reached) + _PRIOR_WEIGHT)
         alive, curve = 1.0, []
         for position in range(max_gamma):
             seen = position < len(all_reached)
             reached, kept = (all_reached[position], all_kept[position]) if seen else (0.0, 0.0)
-            alive *= (kept + _POOLED_DRAFTS * rate) / (reached + _POOLED_DRAFTS)
+            alive *= (kept + _POOLED_WEIGHT * rate) / (reached + _POOLED_WEIGHT)
             curve.append(alive)
         return curve
 
@@ -170,7 +170,7 @@ class ConfidenceFit:
     def __init__(self) -> None:
         # One attribute, so that threads that share the fit never combine values of different updates.
         self._state = _PRIOR, (_PRIOR_PRECISION[0], 0.0, _PRIOR_PRECISION[1])
-        self._counts = _PRIOR_DRAFTS * _PRIOR_RATE, _PRIOR_DRAFTS  # accepted, verified
+        self._counts = _PRIOR_WEIGHT * _PRIOR_RATE, _PRIOR_WEIGHT  # accepted, verified
         self._sums = _PRIOR_ROUNDS, _PRIOR_ROUNDS * _PRIOR_WIDTH, _PRIOR_ROUNDS * _PRIOR_TOKENS
 
     @property
@@ -215,7 +215,7 @@ class ConfidenceFit:
         self._sums = rounds + 1.0, before + drafted, emitted + tokens
 
 
-_MOST_KEPT = 64  # entries per pair; the least recently used are dropped first
+_MAX_ENTRIES = 64  # entries per pair; the least recently used are dropped first
 pairs: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakKeyDictionary[nn.Module, dict]]"
 pairs = weakref.WeakKeyDictionary()
 _lock = RLock()
@@ -229,6 +229,6 @@ def recall(target: nn.Module, draft: nn.Module, make: Callable[[], Kept], *key: 
     with _lock:
         kept = pairs.setdefault(target, weakref.WeakKeyDictionary()).setdefault(draft, {})
         found = kept[make, key] = kept.pop((make, key), None) or make()
-        if len(kept) > _MOST_KEPT:
+        if len(kept) > _MAX_ENTRIES:
             del kept[next(iter(kept))]
     return found

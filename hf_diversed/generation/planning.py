@@ -211,7 +211,7 @@ def plan(request: Request) -> Plan:
         rule=lengths.rule,
     )
     engine, stops, wants = parts.engine(), StopTracker(rows, criteria), wanted_results(request)
-    if engine.rule is None and lengths.stopping_setting is not None:
+    if engine.drafter.rule is None and lengths.stopping_setting is not None:
         logger.warning_once(
             f"{lengths.stopping_setting} has no effect: "
             + (
@@ -222,13 +222,13 @@ def plan(request: Request) -> Plan:
         )
     needs_all_rows = parts.keep_rows or parts.processor.reads_prefix or stops.needs_all_rows
     is_adaptive = lengths.schedule == ADAPTIVE
-    modes = {bool(config.do_sample)} if temperatures is None else {True, False}  # some rows may be greedy
+    sampled = {bool(config.do_sample)} if temperatures is None else {True, False}  # some rows may be greedy
     return Plan(
         engine=engine,
-        gamma=lengths.first if engine.rule is None and not lengths.max_copied else lengths.maximum,
+        gamma=lengths.first if engine.drafter.rule is None and not lengths.max_copied else lengths.maximum,
         schedule=_schedule(request, engine, lengths.first, lengths.maximum) if is_adaptive else None,
         stops=stops,
-        recorder=Recorder(rows.prompt_length, verifier, modes, request.streamer, wants),
+        recorder=Recorder(rows.prompt_length, verifier, sampled, request.streamer, wants),
         may_compact=not (needs_all_rows or wants - {"records"}),
         uses_inference_mode=parts.only_library_code and engine.may_use_inference_mode,
     )
@@ -305,8 +305,8 @@ def _random_source(request: Request) -> RandomSource | None:
 def _stopping_setting(request: Request, name: str):
     """Return a setting of the call, else of the draft model's generation config; None if neither sets it."""
     assistant = request.assistant_model
-    of_draft = None if assistant is None else _compat.config_entry(assistant.generation_config, name)
-    sources = getattr(request, name), _compat.explicit_entry(request.config, name), of_draft
+    draft_setting = None if assistant is None else _compat.config_entry(assistant.generation_config, name)
+    sources = getattr(request, name), _compat.explicit_entry(request.config, name), draft_setting
     return next((value for value in sources if value is not None), None)
 
 
@@ -323,7 +323,7 @@ def _context(
     request: Request, source: str | None, draft: PreTrainedModel | None, temperatures: torch.Tensor | None
 ) -> DecodingContext:
     config, batch_size, assistant = request.config, len(request.input_ids), request.assistant_model
-    temperature, draft_hidden_size, drafts = 0.0, None, assistant if draft is None else draft
+    temperature, draft_hidden_size, draft_model = 0.0, None, assistant if draft is None else draft
     if source is not None:
         draft_hidden_size = None if is_point_mass(source, request) else 0
     elif draft is not None and config.prompt_lookup_num_tokens is None:
@@ -338,7 +338,7 @@ def _context(
         target_hidden_size=model_facts.hidden_width(request.model),
         draft_hidden_size=draft_hidden_size,
         target_name=model_facts.model_name(request.model),
-        draft_name=(source or "") if drafts is None else model_facts.model_name(drafts),
+        draft_name=(source or "") if draft_model is None else model_facts.model_name(draft_model),
         target=model_facts.base_model(request.model),
         draft=None if assistant is None else model_facts.base_model(assistant),
     )
@@ -356,15 +356,14 @@ def _schedule(request: Request, engine: EagerEngine, gamma: int, max_gamma: int)
         times_for=lambda count: recall(*_pair(request), RoundTimes, *running, size_for(count)),
         survival=_recall_drawn(request, Survival),
         clock=clock_for(device),
-        rule=engine.rule if isinstance(engine.rule, ConfidenceRule) else None,
+        rule=engine.drafter.rule if isinstance(engine.drafter.rule, ConfidenceRule) else None,
     )
 
 
 def _pair(request: Request) -> list[nn.Module]:
     """Return the modules that measurements belong to."""
     draft = request.model if request.assistant_model is None else request.assistant_model
-    # A model may be a shallow copy for this call, which shares its modules.
-    return [model.get_input_embeddings() for model in (request.model, draft)]
+    return [model_facts.weak_key(model) for model in (request.model, draft)]
 
 
 def _sources(config: GenerationConfig) -> tuple[int | None, int | None]:
@@ -411,9 +410,9 @@ def requested_gamma(
             f"prompt_lookup_num_tokens={looked_up} sets the number of draft tokens, and "
             f"num_assistant_tokens={num_assistant_tokens} differs from it; pass only the first."
         )
-    of_draft = _compat.config_entry(getattr(draft, "generation_config", None), "num_assistant_tokens")
-    of_call = (looked_up, num_assistant_tokens, _compat.explicit_entry(config, "num_assistant_tokens"))
-    chosen = (*of_call, verifier.num_assistant_tokens, of_draft)
+    draft_setting = _compat.config_entry(getattr(draft, "generation_config", None), "num_assistant_tokens")
+    call_settings = (looked_up, num_assistant_tokens, _compat.explicit_entry(config, "num_assistant_tokens"))
+    chosen = (*call_settings, verifier.num_assistant_tokens, draft_setting)
     gamma = next((count for count in chosen if count is not None), None)
     if gamma is not None and not checks.is_count(gamma):
         raise ValueError(f"num_assistant_tokens must be an integer >= 1, got {gamma!r}; 3 to 8 suit most pairs.")

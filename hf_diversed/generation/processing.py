@@ -5,7 +5,7 @@ that form here as well, and the result is used for the rows that have a position
 """
 
 import copy
-from collections.abc import Callable, Container, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from threading import Lock
 from weakref import WeakKeyDictionary
 
@@ -16,9 +16,9 @@ from hf_diversed import _compat
 from hf_diversed.generation.rows import RUNNING, PerRow, RaggedRows
 
 
-_known: MutableMapping[PreTrainedTokenizerBase, dict[tuple, StopStringCriteria]] = WeakKeyDictionary()
+_stop_criteria: MutableMapping[PreTrainedTokenizerBase, dict[tuple, StopStringCriteria]] = WeakKeyDictionary()
 _lock = Lock()
-_MOST_KNOWN = 8  # per tokenizer, as a criterion stores arrays over the vocabulary
+_MAX_CRITERIA = 8  # per tokenizer, as a criterion stores arrays over the vocabulary
 _OUTSIDE_VOCABULARY = torch.iinfo(torch.long).max  # matches no stop string
 
 
@@ -29,14 +29,10 @@ class BlockProcessor:
     every row, in the order of the list.
     """
 
-    def __init__(self, processors: Iterable[LogitsProcessor], tempers: bool = True):
-        self.processors, self._tempers = list(processors), tempers
+    def __init__(self, processors: Iterable[LogitsProcessor]):
+        self.processors = list(processors)
         # Whether some processor is not pointwise, and so is called once per column with every row.
         self.reads_prefix = any(type(each) not in _compat.POINTWISE_PROCESSORS for each in self.processors)
-
-    def without(self, types: Container[type]) -> "BlockProcessor":
-        """Return a copy without processors of these types and without temperatures per row."""
-        return BlockProcessor((x for x in self.processors if type(x) not in types), tempers=False)
 
     def __call__(self, rows: RaggedRows, scores: torch.Tensor, offset: int, counts: PerRow) -> torch.Tensor:
         """Process scores float32 `[B, N, V]`; position k of row i follows its first `lengths[i] + offset + k` ids.
@@ -50,7 +46,7 @@ class BlockProcessor:
                 return run_pointwise(processor, scores)
             return self._by_column(processor, rows, scores, offset, counts)
 
-        return run_in_order(self.processors, run, scores, rows.temperatures if self._tempers else None)
+        return run_in_order(self.processors, run, scores, rows.temperatures)
 
     @staticmethod
     def _by_column(processor, rows: RaggedRows, scores: torch.Tensor, offset: int, counts: PerRow) -> torch.Tensor:
@@ -63,11 +59,11 @@ class BlockProcessor:
         columns = sorted({start + k for start, count in zip(starts.host, counts.host) for k in range(count)})
         for column in columns:
             steps = column - starts.device
-            standing = ((steps >= 0) & (steps < counts.device))[:, None]
+            has_position = ((steps >= 0) & (steps < counts.device))[:, None]
             at = rows.row_index, steps.clamp(0, scores.shape[1] - 1)
             # Indexing copies: a processor may modify its input in place.
             processed = processor(rows.drafted_view(column, valid), scores[at])
-            result[at] = torch.where(standing, processed.to(result.dtype), result[at])
+            result[at] = torch.where(has_position, processed.to(result.dtype), result[at])
         return result
 
 
@@ -107,13 +103,13 @@ def run_pointwise(processor: LogitsProcessor, scores: torch.Tensor) -> torch.Ten
 def stop_criterion(tokenizer: PreTrainedTokenizerBase, stop_strings: str | Sequence[str]) -> StopStringCriteria:
     """Return a copy of upstream's criterion. The original is cached: its construction iterates over the vocabulary."""
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
-    key, known = (strings, len(tokenizer)), _known.setdefault(tokenizer, {})
+    key, known = (strings, len(tokenizer)), _stop_criteria.setdefault(tokenizer, {})
     criterion = known.get(key)
     if criterion is None:
         criterion = StopStringCriteria(tokenizer, list(strings))
         with _lock:
             known[key] = criterion
-            while len(known) > _MOST_KNOWN:
+            while len(known) > _MAX_CRITERIA:
                 known.pop(next(iter(known)))
     return copy.copy(criterion)  # upstream moves its tensors between devices in every call
 

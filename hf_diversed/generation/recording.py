@@ -102,19 +102,25 @@ class Recorder:
 
     Args:
         prompt_length: S. verifier: that of the call.
+        sampled: whether tokens are sampled; both values if only some rows are greedy.
         streamer: receives the tokens of each round; None for no stream.
         wants: additional return values of the call: any of "records", "scores", "logits".
     """
 
     def __init__(
-        self, prompt_length: int, verifier: Verifier, modes: set[bool], streamer: BaseStreamer | None, wants: set[str]
+        self,
+        prompt_length: int,
+        verifier: Verifier,
+        sampled: set[bool],
+        streamer: BaseStreamer | None,
+        wants: set[str],
     ):
         self.prompt_length, self.streamer, self.wants = prompt_length, streamer, wants
         self.strictnesses = verifier.strictness_per_row()
-        self.is_lossless = all(map(verifier.is_lossless, modes))
+        self.is_lossless = all(map(verifier.is_lossless, sampled))
         self.rounds: list[RecordedRound] = []
         self._describes = "records" in wants or isinstance(streamer, RoundStreamer)
-        self._columns: dict[str, list[torch.Tensor]] = {"scores": [], "logits": []}
+        self._columns: dict[str, list[torch.Tensor]] = {name: [] for name in ("scores", "logits") if name in wants}
         self._streamed_forwards = (0, 0)
 
     def add(self, recorded: RecordedRound, round: Round) -> None:
@@ -186,14 +192,13 @@ class Recorder:
                 for length, column in zip(range(self.prompt_length, max(ends)), kept)
             )
             for name, kept in self._columns.items()
-            if name in self.wants
         }
         records = merge_records(self.rounds, ends, self.prompt_length) if "records" in self.wants else None
         return GenerateDiversedOutput(sequences=sequences, stats=stats, token_records=records, **columns)
 
 
 def sum_up(
-    rounds: list[RecordedRound], ends: list[int], forwards: tuple[int, int], strictnesses: Sequence[float] = ()
+    rounds: list[RecordedRound], ends: list[int], forwards: tuple[int, int], strictnesses: Sequence[float]
 ) -> SpeculativeStats:
     """Return the statistics of some rounds, with `per_row`. Tokens after a row's end are not counted.
 
@@ -284,27 +289,10 @@ def _average(counters: SpeculativeStats, weight, tv, bias, ratio) -> None:
 
 def describe_round(round: Round) -> TokenRecords:
     """Return the records of one round, `[B, G + 1]` on the device. Positions after emitted tokens are undefined."""
-    draft, target, verdict = round.draft, round.target, round.verdict
-    batch_size = round.next_token.shape[0]
-    if draft is None or verdict is None:
-        p = target.prob(round.next_token[:, None])
-        nan = torch.full_like(p, float("nan"))
-        bonus = torch.full((batch_size, 1), _BONUS, dtype=torch.long, device=p.device)
-        relaxed = torch.zeros_like(bonus).bool()
-        log_prob = _log_prob(round.next_token[:, None], torch.ones_like(relaxed), round)
-        return TokenRecords(
-            tokens=round.next_token[:, None],
-            source=bonus,
-            relaxed=relaxed,
-            weight=nan,
-            p=p,
-            raw_p=_raw_prob(target, round.next_token[:, None]),
-            q=nan,
-            tv=nan,
-            bias=nan,
-            log_prob=log_prob,
-            strict_prob=nan,
-        )
+    draft, target = round.draft, round.target
+    trace = Trace() if round.verdict is None else round.verdict.trace
+    if draft is None:  # describe a block with no draft positions
+        draft = DraftOutput(target.scores[:, :0], tokens=round.next_token[:, None][:, :0], sampled=False)
     positions = torch.arange(draft.tokens.shape[1] + 1, device=draft.tokens.device)
     at_end = positions == round.num_accepted[:, None]
     is_bonus = at_end & (round.num_accepted >= round.num_drafted)[:, None]
@@ -314,27 +302,26 @@ def describe_round(round: Round) -> TokenRecords:
     q = F.pad(draft.prob(tokens[:, :-1]), (0, 1), value=float("nan")).masked_fill(is_bonus, float("nan"))
     source = torch.full_like(tokens, _DRAFT).masked_fill(at_end, _RESIDUAL).masked_fill(is_bonus, _BONUS)
 
-    def at_drafts(values: torch.Tensor | None) -> torch.Tensor:
+    def at_draft_positions(values: torch.Tensor | None) -> torch.Tensor:
         return nan if values is None else F.pad(values, (0, 1), value=float("nan")).masked_fill(is_bonus, float("nan"))
 
-    trace = verdict.trace
     inputs = trace.inputs and {
         name: F.pad(values, (0,) * (2 * values.ndim - 3) + (1,)) for name, values in trace.inputs.items()
     }
     tv = total_variation(target.probs()[:, :-1], draft.probs()) if trace.tv is None else trace.tv
-    strict_prob = _strict_prob(draft, round)
+    strict_prob = _strict_prob(draft, trace, round)
     return TokenRecords(
         tokens=tokens,
         source=source,
         relaxed=_is_relaxed(strict_prob, round),
-        weight=at_drafts(trace.weight),
+        weight=at_draft_positions(trace.weight),
         p=p,
         raw_p=_raw_prob(target, tokens),
         q=q,
-        tv=at_drafts(tv),
-        bias=at_drafts(_bias(trace, tv, target)),
+        tv=at_draft_positions(tv),
+        bias=at_draft_positions(_bias(trace, tv, target)),
         log_prob=_log_prob(tokens, is_bonus, round),
-        strict_prob=at_drafts(strict_prob),
+        strict_prob=at_draft_positions(strict_prob),
         inputs=inputs,
     )
 
@@ -380,10 +367,9 @@ def _ratio(records: TokenRecords, round: Round) -> torch.Tensor:
     return ratio if round.greedy is None else ratio.masked_fill(round.greedy[:, None], float("nan"))
 
 
-def _strict_prob(draft: DraftOutput, round: Round) -> torch.Tensor:
+def _strict_prob(draft: DraftOutput, trace: Trace, round: Round) -> torch.Tensor:
     """Return the lossless acceptance probability per draft token: float32 `[B, G]`, 0 or 1 in greedy rows."""
-    assert round.verdict is not None
-    target, strict = round.target, round.verdict.trace.strict_prob
+    target, strict = round.target, trace.strict_prob
     if round.round_noise.uniforms is None:
         return _is_best(draft, target).float()
     if strict is None:

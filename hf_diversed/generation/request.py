@@ -1,4 +1,4 @@
-"""What a `generate` call asks for, after the precedence of its sources has been resolved."""
+"""The arguments of a `generate` call, after the precedence of their sources has been resolved."""
 
 import os
 from collections.abc import Callable
@@ -66,7 +66,7 @@ class Request:
 
 
 @dataclass(frozen=True, eq=False)
-class Attached:
+class AttachedOptions:
     """Draft model and options attached to a model, see `attach`."""
 
     assistant_model: PreTrainedModel
@@ -87,9 +87,9 @@ class Arguments:
     model: PreTrainedModel
     named: dict[str, Any]
     extra: dict[str, Any]
-    attached: Attached | None
+    attached: AttachedOptions | None
 
-    def of_call(self, name: str):
+    def call_setting(self, name: str):
         """Return a setting from the keywords of the call or its generation config; None if neither has it.
 
         As in upstream, a keyword of None overrides all configurations.
@@ -99,10 +99,10 @@ class Arguments:
         return _compat.config_entry(self.named.get("generation_config"), name)
 
     def setting(self, name: str):
-        """Return `of_call`, with the generation config of the model as fallback."""
+        """Return `call_setting`, with the generation config of the model as fallback."""
         if name in self.extra:
             return self.extra[name]
-        return _first(self.of_call(name), _compat.config_entry(self.model.generation_config, name))
+        return _first(self.call_setting(name), _compat.config_entry(self.model.generation_config, name))
 
     def drafting(self, candidate_generator: object) -> tuple[PreTrainedModel | None, int | None]:
         """Return the draft model, None for other sources, and gamma, None if unset.
@@ -112,10 +112,10 @@ class Arguments:
         Args:
             candidate_generator: of the call.
         """
-        draft, length = self.named.get("assistant_model"), self.of_call("num_assistant_tokens")
+        draft, length = self.named.get("assistant_model"), self.call_setting("num_assistant_tokens")
         if candidate_generator is not None:
             return draft, self.setting("num_assistant_tokens")
-        if self.attached is not None and not any(is_set(self.of_call(mode)) for mode in DRAFT_MODES):
+        if self.attached is not None and not any(is_set(self.call_setting(mode)) for mode in DRAFT_MODES):
             draft = _first(draft, self.attached.assistant_model)
             length = _first(length, self.attached.num_assistant_tokens)
         if draft is None and not any(is_set(self.setting(mode)) for mode in DRAFT_MODES):
@@ -131,8 +131,8 @@ class Arguments:
         chosen = options if options.names_verifier() else attached
         sources: list[Callable[[str], Any]] = [lambda name: getattr(options, name)]
         if chosen.diversed_head is not None:
-            beside = attached if chosen is attached else Options()
-            sources += [self.of_call, lambda name: getattr(beside, name), self.setting]
+            attached_settings = attached if chosen is attached else Options()
+            sources += [self.call_setting, lambda name: getattr(attached_settings, name), self.setting]
         settings, device = _first_settings(sources), model_facts.device(self.model)
         return resolve_verifier(chosen.diversed_head, chosen.verifier, device, **settings)
 
@@ -156,7 +156,7 @@ def _first(*values):
     return next((value for value in values if value is not None), None)
 
 
-def check_method(diversed_head: object, verifier: object) -> None:
+def check_head_and_verifier(diversed_head: object, verifier: object) -> None:
     """Raise TypeError unless what is given is a head (or its name) or a verifier. None is not checked."""
     if isinstance(diversed_head, type):
         raise TypeError(
@@ -202,7 +202,7 @@ def resolve_verifier(
     if diversed_head is not None and verifier is not None:
         raise ValueError("diversed_head= and verifier= are mutually exclusive; pass only one of them.")
     if not isinstance(verifier, str):
-        check_method(diversed_head, verifier)
+        check_head_and_verifier(diversed_head, verifier)
     given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if diversed_head is not None:
         if isinstance(diversed_head, (str, os.PathLike)):

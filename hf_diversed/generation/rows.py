@@ -46,6 +46,9 @@ class RaggedRows:
         filler_id: `pad_id`, or 0 if it is negative (`eos_token_id=-1`), because models and processors read it.
         temperatures: float32 `[B]`, one per row; 0 is greedy. None if all rows are decoded alike.
         greedy: bool `[B]`, greedy rows of a batch that samples; None if all rows are decoded alike.
+
+    Args:
+        spare: number of columns after `max_length` for draft tokens; at least gamma.
     """
 
     def __init__(
@@ -135,7 +138,7 @@ class RaggedRows:
 
     def keep(self, rows: torch.Tensor) -> None:
         """Keep only these rows (long, ascending); the others must have finished and stay in the result."""
-        self._file()
+        self._write_back()
         kept = rows.tolist()
         self.ids, self.ends_device = self.ids[rows], self.ends_device[rows]
         if self.temperatures is not None and self.greedy is not None:
@@ -144,7 +147,7 @@ class RaggedRows:
         self.origins, self.ends = ([x[row] for row in kept] for x in (self.origins, self.ends))
         self.row_index = self.row_index[: len(kept)]
 
-    def _file(self) -> None:
+    def _write_back(self) -> None:
         """Copy the remaining rows back into the buffers of the original batch."""
         if self.ids is not self._all_ids:
             self._all_ids[torch.tensor(self.origins, device=self.ids.device)] = self.ids
@@ -178,7 +181,7 @@ class RaggedRows:
 
         The sequences are long `[B, S + T]`, padded after each row's end.
         """
-        self._file()
+        self._write_back()
         ends = [end for end in self._all_ends if end is not None]
         width, ends_device = max(ends), torch.tensor(ends, device=self.ids.device)
         filled = torch.where(self._columns[:width] < ends_device[:, None], self._all_ids[:, :width], self.pad_id)

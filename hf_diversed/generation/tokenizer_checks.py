@@ -53,7 +53,6 @@ def check_tokenizers(
         )
 
 
-@lru_cache(maxsize=64)
 def _vocabulary_file(name: str, revision: str | None) -> Path | None:
     """Return a model's vocabulary file, from its folder or the local Hub cache; None if it is missing or ambiguous.
 
@@ -94,11 +93,12 @@ def difference(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) 
         return None
     known, sizes = _compared.setdefault(first, WeakKeyDictionary()), (len(first), len(second))
     if second not in known or known[second][0] != sizes:
-        known[second] = sizes, find_difference(first, second)
+        known[second] = sizes, _first_difference(first, second)
     return known[second][1]
 
 
-def find_difference(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> str | None:
+def _first_difference(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> str | None:
+    """Describe the first id that differs; None if all are equal."""
     by_id = {index: token for token, index in second.get_vocab().items()}
     special = _special_ids(first) | _special_ids(second)  # chat models often rename them
     for token, index in first.get_vocab().items():

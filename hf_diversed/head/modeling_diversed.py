@@ -35,7 +35,8 @@ class DiversedHead(PreTrainedModel):
     dtype and that of the models. An untrained head predicts w = 0.5 everywhere.
 
     Attributes:
-        input_mean, input_std: float32 `[width]`, for the standardisation of inputs; 0 and 1 until `standardize`.
+        input_mean, input_std: `[width]`, in the dtype of the head, for the standardisation of inputs; 0 and 1 until
+            `standardize`.
 
     Example:
         ```python
@@ -210,7 +211,7 @@ class DiversedHead(PreTrainedModel):
         """
         values = self._values(target_hidden, draft_hidden, features, lookahead, target_after)
         if self.needs_token:
-            token = self._check_width("token", token, NUM_TOKEN_FEATURES)
+            token = self._as_input("token", token, NUM_TOKEN_FEATURES)
             if token.ndim > values.ndim:
                 return self._token_logit(values, token)
             values = torch.cat([values, token], dim=-1)
@@ -267,7 +268,7 @@ class DiversedHead(PreTrainedModel):
         """Return the inputs of `forward` as one vector per position, float32 `[..., width]`, not standardised."""
         values = self._values(**inputs)
         if self.needs_token:
-            values = torch.cat([values, self._check_width("token", token, NUM_TOKEN_FEATURES)], dim=-1)
+            values = torch.cat([values, self._as_input("token", token, NUM_TOKEN_FEATURES)], dim=-1)
         return values
 
     @torch.no_grad()
@@ -329,19 +330,19 @@ class DiversedHead(PreTrainedModel):
             parts.append(self._hidden("target_hidden", target_hidden, self.config.target_hidden_size))
             parts.append(self._hidden("draft_hidden", draft_hidden, self.config.draft_hidden_size))
         if self.needs_distributions:
-            parts.append(self._check_width("features", features, NUM_DISTRIBUTION_FEATURES))
+            parts.append(self._as_input("features", features, NUM_DISTRIBUTION_FEATURES))
         if self.lookahead:
             flat = None if lookahead is None else lookahead.flatten(-2)
-            parts.append(self._check_width("lookahead", flat, self.lookahead * NUM_LOOKAHEAD_FEATURES))
+            parts.append(self._as_input("lookahead", flat, self.lookahead * NUM_LOOKAHEAD_FEATURES))
         if self.target_after:
             parts.append(self._hidden("target_after", target_after, self.config.target_hidden_size))
         return torch.cat(parts, dim=-1)
 
     def _hidden(self, name: str, hidden: torch.Tensor | None, width: int) -> torch.Tensor:
-        hidden = self._check_width(name, hidden, width)
+        hidden = self._as_input(name, hidden, width)
         return F.layer_norm(hidden, (width,)) if self.config.normalize else hidden
 
-    def _check_width(self, name: str, values: torch.Tensor | None, width: int) -> torch.Tensor:
+    def _as_input(self, name: str, values: torch.Tensor | None, width: int) -> torch.Tensor:
         if values is None or values.shape[-1] != width:
             actual = "nothing" if values is None else f"width {values.shape[-1]}"
             kind = f"features={self.config.features!r}" + (", token_features=True" if self.needs_token else "")

@@ -34,22 +34,21 @@ _FLOATS = ("F16", "BF16", "F32", "F64")
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def find_files(name: str | Path, files: tuple[str, ...], subfolder: str = "", **hub: Any) -> Path:
+def find_files(name: str | Path, files: tuple[str, ...], **hub: Any) -> Path:
     """Return a folder that contains the existing ones of `files`: a local folder, or a snapshot in the Hub cache.
 
     All files of a snapshot are from one commit of the repository.
 
     Args:
-        name: folder or Hub id. subfolder: folder of the files within it. hub: any of `HUB_ARGUMENTS`.
+        name: folder or Hub id. hub: any of `HUB_ARGUMENTS`.
 
     Raises:
         OSError: if the repository cannot be read, with the reason and a remedy.
     """
     if os.path.isdir(name):  # unlike Path, False for ""
-        return Path(name) / subfolder
-    patterns = [f"{subfolder}/{file}" if subfolder else file for file in files]
+        return Path(name)
     try:
-        return Path(snapshot_download(str(name), allow_patterns=patterns, **hub)) / subfolder
+        return Path(snapshot_download(str(name), allow_patterns=list(files), **hub))
     except Exception as error:
         raise OSError(_explain(str(name), hub, error)) from error
 

@@ -51,7 +51,7 @@ def generate_with(published: str, script: str, model: Any, /, **kwargs: Any) -> 
     hub = {name: kwargs.pop(name, None) for name in HUB_ARGUMENTS}
     hub = {name: value for name, value in hub.items() if value is not None and name != "revision"}
     for name in ("diversed_head", "verifier"):
-        if kwargs.get(name) is not None:
+        if kwargs.pop(name, None) is not None:
             raise ValueError(f"custom_generate={repo_id!r} uses its own head; remove {name}=.")
     head = load_head(f"{repo_id}@{_commit(repo_id, script) or revision}", model_facts.device(model), **hub)
     install_hook()

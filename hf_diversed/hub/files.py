@@ -69,7 +69,10 @@ def is_outdated(path: str, files: dict[str, bytes]) -> bool:
 
 
 def _check_measured(head: DiversedHead, records: HeadRecords) -> None:
-    """Refuse figures of another head. Older reports do not record the head's digest, and are accepted."""
+    """Raise ValueError if the evaluation was made with other weights.
+
+    Older reports have no digest and are accepted.
+    """
     made_with = records.evaluation.get("provenance") or {}
     found = by_strictness(records_by_method(records.evaluation))
     digest = module_digest(head)

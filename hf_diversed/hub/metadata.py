@@ -29,7 +29,7 @@ def card_data(
 ) -> ModelCardData:
     """Return the front matter: `own` is the record of the head as trained, {} if it was not measured."""
     target, draft = config.base_model_name_or_path, config.assistant_model_name_or_path
-    pair = [hub_id(name) for name in (target, draft) if name != LOOKED_UP]
+    pair = [hub_id(model) for model in (target, draft) if model != LOOKED_UP]
     base_model = [model for model in pair if model] if all(pair) else None
     source = hub_source(config.task)
     results = _eval_results(own)
@@ -165,7 +165,7 @@ def _notes(strictness: float, record: Record) -> str:
     rate = record.get("acceptance_rate")
     parts = (
         f"DIVERSED relaxed speculative decoding, diversed_strictness {strictness:g}",
-        f"{record['metric']}" if record.get("metric") else None,
+        record.get("metric"),
         f"{record['n']} prompts" if record.get("n") is not None else None,
         f"temperature {record['temperature']}" if record.get("temperature") is not None else None,
         f"{rate:.1%} of draft tokens accepted" if rate is not None else None,

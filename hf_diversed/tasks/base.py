@@ -5,9 +5,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
-from hf_diversed.harness.prompts import render
 from hf_diversed.tasks.rouge import rouge2
 
 
@@ -86,27 +83,11 @@ class Task:
 
     def few_shot_prompt(self, record: Record, shots: Sequence[Record] = ()) -> str:
         """Return the plain prompt after solved records, separated by blank lines."""
-        self._check_shots(record, shots)
         solved = [(self.prompt(shot) + self.reference(shot)).rstrip() for shot in shots]
         return "\n\n".join([*solved, self.prompt(record)])
 
-    def chat_prompt(self, record: Record, tokenizer: PreTrainedTokenizerBase, shots: Sequence[Record] = ()) -> str:
-        """Return the prompt in the tokenizer's chat template, with solved records as earlier turns. The text contains
-        the template's special tokens, so tokenize it with `add_special_tokens=False`.
-
-        Raises:
-            ValueError: if the tokenizer has no chat template.
-        """
-        if tokenizer.chat_template is None:
-            raise ValueError(
-                f"a chat prompt of task {self.name!r} needs a tokenizer with a chat template, which this one lacks. "
-                "Use the plain prompt, or the tokenizer of an instruction-tuned model."
-            )
-        return render(tokenizer, self.chat_messages(record, shots))
-
     def chat_messages(self, record: Record, shots: Sequence[Record] = ()) -> list[dict[str, str]]:
         """Return the prompt as messages, with solved records as earlier turns."""
-        self._check_shots(record, shots)
         messages = []
         for shot in shots:
             messages.append({"role": "user", "content": self.chat_question(shot)})
@@ -152,12 +133,6 @@ class Task:
                     f"{where}: column {column!r} must be {allowed}, got {repr(value)[:60]} ({type(value).__name__}); "
                     "convert it, or drop the record."
                 )
-
-    def _check_shots(self, record: Record, shots: Sequence[Record]) -> None:
-        if any(shot == record for shot in shots):
-            raise ValueError(
-                f"the shots of task {self.name!r} contain the record itself, and thus its answer; remove it."
-            )
 
 
 def choose_shots(pool: Sequence[Record], n: int, record: Record) -> list[Record]:

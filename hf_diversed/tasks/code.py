@@ -17,7 +17,7 @@ _MAIN = "if __name__"
 STOP_POINTS = ("Question:", "Task:", "Problem:", "Explanation:", "Write a Python", _MAIN, "print(", "assert ")
 
 
-def extract_code(completion: str, stop_points: Sequence[str] = STOP_POINTS) -> str:
+def extract_code(completion: str) -> str:
     """Return the code of a completion: the first fenced block, or everything before the first line that starts with a
     stop point or a fence.
 
@@ -29,10 +29,10 @@ def extract_code(completion: str, stop_points: Sequence[str] = STOP_POINTS) -> s
     text = completion.replace("\r\n", "\n").replace("\r", "\n")
     fence = _FENCE.search(text)
     if fence is None or _STARTS_AS_CODE.match(_COMMENTS.sub("", text, count=1)):
-        return _cut(text, ["```", *stop_points])
+        return _cut(text, ["```", *STOP_POINTS])
     closing = _FENCE.search(text, fence.end())
     if closing is None:
-        return _cut(_cut(text[fence.end() :], stop_points, then=r".*\Z"), [_MAIN])
+        return _cut(_cut(text[fence.end() :], STOP_POINTS, then=r".*\Z"), [_MAIN])
     return _cut(text[fence.end() : closing.start()], [_MAIN])
 
 

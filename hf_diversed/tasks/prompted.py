@@ -5,6 +5,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from hf_diversed.harness.prompts import render
 from hf_diversed.tasks.base import Record, Task, choose_shots
 
 
@@ -19,7 +20,7 @@ def prompt_rows(
     """
     rows = []
     for record in records:
-        chosen = choose_shots(pool, shots, record) if shots else []
+        chosen = choose_shots(pool, shots, record)
         row = dict(record)
         if "prompt" in row:
             row["task_prompt"] = row["prompt"]
@@ -58,7 +59,12 @@ class PromptedTask:
         """Return the prompt as text. Raises ValueError if the pool is too small, or the chat template is missing."""
         chosen = choose_shots(self.pool, self.shots, record)
         if self.chat:
-            return self.task.chat_prompt(record, self.tokenizer, chosen)
+            if self.tokenizer.chat_template is None:
+                raise ValueError(
+                    f"a chat prompt of task {self.name!r} needs a tokenizer with a chat template, which this one "
+                    "lacks. Use the plain prompt, or the tokenizer of an instruction-tuned model."
+                )
+            return render(self.tokenizer, self.task.chat_messages(record, chosen))
         return self.task.few_shot_prompt(record, chosen)
 
     def score_batch(self, completions: Sequence[str], records: Sequence[Record]) -> list[float]:

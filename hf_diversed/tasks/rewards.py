@@ -18,6 +18,7 @@ from hf_diversed.tasks.base import Record, Task
 
 RewardFunc = Callable[..., list[float | None]]
 _NO_COLUMNS = {"prompts", "completions", "completion_ids"}
+_EXCERPT = 200  # largest length of an item in a message
 
 
 class RewardError(ValueError):
@@ -225,6 +226,3 @@ def _bytecode(code: CodeType) -> str:
     plain = [constant for constant in code.co_consts if isinstance(constant, (bool, int, float, str, bytes))]
     inner = [_bytecode(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return f"{code.co_code.hex()} {code.co_names} {plain} {inner}"
-
-
-_EXCERPT = 200

@@ -9,6 +9,27 @@ from hf_diversed.training.settings import BASELINES, MIN_WINDOW, TrainingSetting
 from hf_diversed.verifiers.base import check_range
 
 
+_RANGES = (
+    ("generation_batch_size", 1, float("inf")),
+    ("per_device_eval_batch_size", 1, float("inf")),
+    ("num_generations", 1, float("inf")),
+    ("num_iterations", 1, float("inf")),
+    ("num_assistant_tokens", 1, float("inf")),
+    ("max_completion_length", 2, float("inf")),
+    ("reference_generations", 1, float("inf")),
+    ("dual_window", MIN_WINDOW, float("inf")),
+    ("top_k", 0, float("inf")),
+    ("top_p", 0.0, 1.0),
+    ("initial_weight", 0.01, 0.99),
+    ("initial_lenience", 1e-4, 1.0),
+    ("acceptance_coef", 0.0, float("inf")),
+    ("acceptance_coef_min", 0.0, float("inf")),
+    ("max_quality_drop", 0.0, 1.0),
+    ("dual_learning_rate", 0.0, 1.0),
+    ("clip_range", 0.0, 1.0),
+)
+
+
 @dataclass
 class DiversedConfig(TrainingSettings, TrainingArguments):
     """`TrainingArguments` with the settings of rollouts, objective and constraint.
@@ -69,9 +90,12 @@ class DiversedConfig(TrainingSettings, TrainingArguments):
                 "enable_jit_checkpoint and auto_find_batch_size are not supported: a run can be resumed at rollouts "
                 "only, and its batch size determines the groups of rollouts. Leave them out."
             )
-        for name in ("max_steps", "save_steps", "eval_steps"):
+        for name, used in (
+            ("max_steps", True),
+            ("save_steps", self.save_strategy == "steps"),
+            ("eval_steps", self.eval_strategy == "steps"),
+        ):
             steps = getattr(self, name)
-            used = getattr(self, name.replace("_steps", "_strategy"), "steps") == "steps"
             if used and steps is not None and (steps < 1 or steps % self.num_iterations):
                 raise ValueError(
                     f"{name} must be a positive multiple of num_iterations={self.num_iterations}, got {steps!r}: "
@@ -103,32 +127,9 @@ def check_no_head_options(config: DiversedConfig) -> None:
     defaults = {item.name: item.default for item in fields(TrainingSettings)}
     given = [name for name in HEAD_OPTIONS if getattr(config, name) != defaults[name]]
     if given:
-        raise ValueError(
-            f"{', '.join(given)}: only for new heads, but a head to continue training was given. Leave them out."
-        )
+        raise ValueError(f"{', '.join(given)} can only be set for a new head, but head= was given; leave them out.")
 
 
 def own_settings(config: DiversedConfig) -> dict[str, Any]:
     """Return the values of the fields in `TrainingSettings`, for the provenance record."""
     return {name: getattr(config, name) for name in sorted(item.name for item in fields(TrainingSettings))}
-
-
-_RANGES = (
-    ("generation_batch_size", 1, float("inf")),
-    ("per_device_eval_batch_size", 1, float("inf")),
-    ("num_generations", 1, float("inf")),
-    ("num_iterations", 1, float("inf")),
-    ("num_assistant_tokens", 1, float("inf")),
-    ("max_completion_length", 2, float("inf")),
-    ("reference_generations", 1, float("inf")),
-    ("dual_window", MIN_WINDOW, float("inf")),
-    ("top_k", 0, float("inf")),
-    ("top_p", 0.0, 1.0),
-    ("initial_weight", 0.01, 0.99),
-    ("initial_lenience", 1e-4, 1.0),
-    ("acceptance_coef", 0.0, float("inf")),
-    ("acceptance_coef_min", 0.0, float("inf")),
-    ("max_quality_drop", 0.0, 1.0),
-    ("dual_learning_rate", 0.0, 1.0),
-    ("clip_range", 0.0, 1.0),
-)

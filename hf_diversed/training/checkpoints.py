@@ -99,6 +99,9 @@ class AtomicCheckpoints(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             with writing(folder):
+                if self.state.best_global_step == self.state.global_step:  # transformers stored a path in `.saving`
+                    self.state.best_model_checkpoint = str(folder)
+                    self.state.save_to_json(str(unfinished / TRAINER_STATE_NAME))
                 publish(unfinished, folder)
         self.accelerator.wait_for_everyone()
         self._locate_best()

@@ -6,6 +6,10 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 
+_MAX_EXCESS = 0.3  # excess drop at which `effective_coef` is 0
+_STALLED = 0.005  # smaller changes between the halves of the window are ignored
+
+
 class ConstraintCallback(TrainerCallback, ExportableState):
     """Adapts c, the reward of full acceptance, by dual ascent on the constraint `drop <= max_drop`.
 
@@ -14,9 +18,9 @@ class ConstraintCallback(TrainerCallback, ExportableState):
     prevent windup while the head is still changing: c is bounded, steps are scaled by the filled share of the window,
     and c is unchanged while acceptance already rises, or the drop already shrinks, as the step intends.
 
-    `worth` reacts at once: it decreases to 0 as the drop of the last two batches exceeds the bound (the proportional
-    term of arXiv 2007.03964). Without `worth`, a head that follows the draft model would reject too few tokens to
-    learn from, and the acceptance term would reduce rejections further.
+    `effective_coef`, which the loss uses, reacts at once: it decreases to 0 as the drop of the last two batches
+    exceeds the bound (the proportional term of arXiv 2007.03964). With c itself, a head that follows the draft model
+    would reject too few tokens to learn from, and the acceptance term would reduce rejections further.
 
     The state is stored in every checkpoint.
 
@@ -44,7 +48,7 @@ class ConstraintCallback(TrainerCallback, ExportableState):
         """The setting that the objective of evaluations depends on: c if it is fixed, else `max_drop`."""
         return ("coef", self.coef) if self.fixed else ("max_drop", self.max_drop)
 
-    def go_on_from(self, other: "ConstraintCallback") -> None:
+    def continue_from(self, other: "ConstraintCallback") -> None:
         """Copy the batches and, unless c is fixed, the c of another run. Bounds and window are unchanged."""
         self.batches = other.batches
         if not self.fixed:
@@ -65,7 +69,7 @@ class ConstraintCallback(TrainerCallback, ExportableState):
         self.coef = min(max(self.coef * math.exp(step), self.low), self.high)
 
     @property
-    def worth(self) -> float:
+    def effective_coef(self) -> float:
         """c, reduced linearly to 0 as the drop of the last two batches exceeds `max_drop` by up to `_MAX_EXCESS`."""
         if self.fixed or not self.batches:
             return self.coef
@@ -103,7 +107,3 @@ class ConstraintCallback(TrainerCallback, ExportableState):
             "args": {name: getattr(self, name) for name in names},
             "attributes": {"batches": [list(batch) for batch in self.batches]},
         }
-
-
-_MAX_EXCESS = 0.3  # excess drop at which `worth` is 0
-_STALLED = 0.005  # smaller changes between the halves of the window are ignored

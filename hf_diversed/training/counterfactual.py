@@ -16,17 +16,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from hf_diversed.harness.decode import seeded
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.training.labels import ABOUT_PAIR, Labels
 
 
 _PENALTIES = torch.logspace(-1, 5, 25, dtype=torch.float64)
-STEPS, _EVERY, _LEARNING_RATE, _WEIGHT_DECAY = 400, 10, 5e-3, 0.1
+_STEPS, _EVERY, _LEARNING_RATE, _WEIGHT_DECAY = 400, 10, 5e-3, 0.1
 
 
 @dataclass(frozen=True)
 class FitSettings:
-    """Settings of a regression.
+    """Settings of `fit_head`.
 
     Args:
         head_type: "linear" (ridge regression) or "mlp" (one hidden layer of `intermediate_size` units).
@@ -145,8 +146,7 @@ def _new_head(labels: Labels, settings: FitSettings) -> tuple[DiversedHead, dict
         num_assistant_tokens=sampling["num_assistant_tokens"],
         training_temperature=sampling["temperature"],
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(settings.seed)
+    with seeded(settings.seed, labels.scores.device):
         head = DiversedHead(config)
     return head, inputs
 
@@ -191,10 +191,10 @@ def _mlp(
         units = F.gelu(F.linear(inputs, parameters[0], parameters[1]))
         return F.linear(units, parameters[2], parameters[3]).squeeze(-1)
 
-    updates = torch.arange(_EVERY, STEPS + 1, _EVERY)
+    updates = torch.arange(_EVERY, _STEPS + 1, _EVERY)
     optimizer = torch.optim.AdamW(parameters, lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
     predictions = []
-    last = STEPS if chosen is None else int(updates[chosen])
+    last = _STEPS if chosen is None else int(updates[chosen])
     for step in range(1, last + 1):
         optimizer.zero_grad()
         F.mse_loss(predict(values), (cost - mean) / deviation).backward()

@@ -64,7 +64,7 @@ _DRAFTED = "drafted"
 
 @dataclass(frozen=True)
 class LabelSettings:
-    """Settings of a run.
+    """Settings of `make_labels`.
 
     Args:
         rejections: largest number of rejections per completion that are labelled, chosen at random.
@@ -119,9 +119,10 @@ class Labels:
     @property
     def gain(self) -> torch.Tensor:
         """Expected number of tokens that a round gains by keeping the draft token, float64 `[M]`: the token itself and
-        the following draft tokens that lossless verification accepts, within the recorded lookahead."""
+        the following draft tokens that lossless verification accepts, within the recorded lookahead. An approximation
+        for greedy labels: min(1, p/q) at temperature 1 is not the greedy acceptance."""
         later = self.inputs["lookahead"].double()
-        accepted = (later[..., 0].exp() * later[..., 3]).clamp_max(1.0)
+        accepted = later[..., 0].exp() * later[..., 3]
         return 1.0 + accepted.cumprod(-1).sum(-1)
 
     @property
@@ -139,9 +140,8 @@ class LabelVerifier(DiversedVerifier):
 
     def weights(self, draft: DraftOutput, target: TargetOutput, row_values: dict[str, torch.Tensor]) -> Weights:
         inputs, tv = self.observe(draft, target)
-        return Weights(
-            torch.ones_like(target.prob(draft.tokens)), tv, inputs | {_DRAFTED: draft.tokens}, of_block=True
-        )
+        weight = torch.ones_like(draft.tokens, dtype=torch.float32)
+        return Weights(weight, tv, inputs | {_DRAFTED: draft.tokens}, of_block=True)
 
 
 def make_labels(

@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_diversed import model_facts
+from hf_diversed.harness.decode import seeded
 from hf_diversed.harness.pair import load_tokenizer as from_name
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.training.arguments import DiversedConfig
@@ -27,10 +28,7 @@ def load_tokenizer(target: PreTrainedModel | str) -> PreTrainedTokenizerBase:
     name = target if isinstance(target, str) else model_facts.model_name(target)
     if not name:
         raise ValueError("the tokenizer cannot be found for a target without a name; pass processing_class=.")
-    tokenizer = from_name(name)
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
+    return from_name(name)
 
 
 def fresh_head(target: PreTrainedModel, draft: PreTrainedModel | None, args: DiversedConfig) -> DiversedHead:
@@ -49,8 +47,7 @@ def fresh_head(target: PreTrainedModel, draft: PreTrainedModel | None, args: Div
         num_assistant_tokens=args.num_assistant_tokens,
         training_temperature=args.temperature,
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(args.seed)
+    with seeded(args.seed, target.device):
         head = DiversedHead(config)
     set_initial_prediction(head, args)
     return head

@@ -7,7 +7,7 @@ Shapes: B rollouts, M decisions. Probabilities and log-probabilities have the dt
 
 import torch
 
-from hf_diversed.verifiers.learned import AcceptanceModel, Decisions
+from hf_diversed.training.acceptance import AcceptanceModel, Decisions
 
 
 # exp() overflows float32 at 88, and 0 * inf in the gradient of an unused branch is NaN.

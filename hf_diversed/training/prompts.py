@@ -40,8 +40,10 @@ class RolloutOrder(Sampler[int]):
 
 def check_rows(name: str, rows: Sequence[dict[str, Any]]) -> None:
     """Raise ValueError if rows of a dataset cannot be trained on; `name` is that of the dataset."""
-    without = next((row for row in rows if "prompt" not in row), None) if len(rows) else {}
-    if without is not None:
-        raise ValueError(f'{name} must hold rows with a "prompt", got {sorted(without) if len(rows) else "no row"}.')
+    if not len(rows):
+        raise ValueError(f'{name} must hold rows with a "prompt", got no row.')
+    for row in rows:
+        if "prompt" not in row:
+            raise ValueError(f'{name} must hold rows with a "prompt", got one with {sorted(row)}.')
     if any("completions" in row for row in rows):
         raise ValueError(f"{name} must not have a column 'completions', which rewards receive; rename the column.")

@@ -10,6 +10,8 @@ from hf_diversed.files import differences, write_json
 
 
 Row = dict[str, Any]
+# Settings of lossless decoding that do not change the distribution of completions.
+_WITHOUT_EFFECT = ("batch_size", "num_assistant_tokens")
 
 
 class ReferenceRewards:
@@ -19,14 +21,15 @@ class ReferenceRewards:
 
     Args:
         path: JSON file, read if it exists.
-        settings: everything except the row that the rewards depend on.
+        settings: everything except the row that the rewards depend on. `batch_size` and `num_assistant_tokens` are
+            ignored.
 
     Raises:
         ValueError: if the file was made with other settings, or is damaged.
     """
 
     def __init__(self, path: Path, settings: dict):
-        self.path, self.settings = path, json.loads(json.dumps(settings))
+        self.path, self.settings = path, _relevant(json.loads(json.dumps(settings)))
         self.rewards: dict[str, float | None] = {}
         if path.exists():
             stored = _read(path)
@@ -76,11 +79,15 @@ class ReferenceRewards:
 def _read(path: Path) -> dict:
     try:
         stored = json.loads(path.read_bytes())
-        return {"settings": dict(stored["settings"]), "rewards": dict(stored["rewards"])}
+        return {"settings": _relevant(dict(stored["settings"])), "rewards": dict(stored["rewards"])}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is damaged ({error}); remove it to measure the target's own rewards again."
         ) from error
+
+
+def _relevant(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name not in _WITHOUT_EFFECT}
 
 
 def _key(row: Row) -> str:

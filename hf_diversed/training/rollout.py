@@ -16,8 +16,8 @@ from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead
 from hf_diversed.method_names import AS_TRAINED
 from hf_diversed.outputs import SOURCES, SpeculativeStats, TokenRecords
+from hf_diversed.training.acceptance import Decisions
 from hf_diversed.verifiers import DiversedVerifier, LosslessVerifier
-from hf_diversed.verifiers.learned import Decisions
 
 
 @dataclass(eq=False)

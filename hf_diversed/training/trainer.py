@@ -25,6 +25,7 @@ from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.method_names import AS_TRAINED
 from hf_diversed.provenance import data_digest, model_digest, module_digest, provenance, recorded_settings
 from hf_diversed.tasks.rewards import RewardError, RewardFunc, RewardSum
+from hf_diversed.training.acceptance import Decisions, MixtureAcceptance, TokenAcceptance
 from hf_diversed.training.arguments import HEAD_OPTIONS, DiversedConfig, check_no_head_options, own_settings
 from hf_diversed.training.checkpoints import WRITE_FAILURES, AtomicCheckpoints, Rescue, find_checkpoint
 from hf_diversed.training.constraint import ConstraintCallback
@@ -32,10 +33,9 @@ from hf_diversed.training.loading import fresh_head, load_frozen, load_tokenizer
 from hf_diversed.training.objective import diversed_loss, leave_one_out
 from hf_diversed.training.prompts import RolloutOrder, check_rows
 from hf_diversed.training.references import ReferenceRewards
-from hf_diversed.training.rollout import RecordingVerifier, Sampler
+from hf_diversed.training.rollout import Sampler
 from hf_diversed.training.run_folder import check_writable, sole_run
 from hf_diversed.training.scoring import Rows, Scorer, gathered, known, mean, merged, standard_error
-from hf_diversed.verifiers.learned import Decisions
 
 
 logger = _compat.get_logger(__name__)
@@ -70,7 +70,7 @@ class DiversedTrainer(AtomicCheckpoints):
         args: the settings of the run.
         train_dataset: rows with a "prompt", text or chat messages, and the columns that the rewards read.
         eval_dataset: held-out rows in the same format.
-        processing_class: the tokenizer, with left padding; by default the target's.
+        processing_class: the tokenizer; by default the target's.
         task: name of the task, stored in the head's configuration.
         stop_strings: strings that end a completion, in addition to EOS.
         kwargs: other arguments of `Trainer`, such as `callbacks`.
@@ -140,7 +140,7 @@ class DiversedTrainer(AtomicCheckpoints):
             stop_strings=tuple(stop_strings),
         )
         self.sampler = Sampler(Pair(target, draft, tokenizer), settings)
-        self.acceptance_model = RecordingVerifier(head).score
+        self.acceptance_model = TokenAcceptance() if head.needs_token else MixtureAcceptance()
         self.seconds = dict.fromkeys(("reference", "rollout", "reward", "evaluation", "save"), 0.0)
         self.batch: _Batch | None = None
         self._step_of_head: int | None = None  # step of the best head, once it is loaded
@@ -199,10 +199,12 @@ class DiversedTrainer(AtomicCheckpoints):
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
             self._step_of_head = self.state.best_global_step
         best = self.state.best_metric
-        if self.args.constrained and best is not None and best <= 0:
+        by_objective = self.args.metric_for_best_model in ("objective", "eval_objective")
+        if self.args.constrained and by_objective and best is not None and best <= 0:
             logger.warning(
                 f"no head kept the drop plus its standard error within max_quality_drop={self.args.max_quality_drop} "
-                f"on evaluation prompts; the smallest was {-best:.4f}. Train longer, on more, or increase the limit."
+                f"on evaluation prompts; the smallest was {-best:.4f}. Train longer, on more prompts, or increase the "
+                "limit."
             )
         return output
 
@@ -282,7 +284,7 @@ class DiversedTrainer(AtomicCheckpoints):
             inputs.old_logit,
             inputs.decisions,
             inputs.advantage,
-            acceptance_coef=self.constraint.worth,
+            acceptance_coef=self.constraint.effective_coef,
             clip_range=self.args.clip_range,
         )
         for name, value in metrics.items():
@@ -295,7 +297,7 @@ class DiversedTrainer(AtomicCheckpoints):
         if drops:
             self.constraint.update(len(drops), sum(drops) / len(drops), mean(facts["accepted"]))
             self._metrics["quality_drop"].append(self.constraint.drop)
-            self._metrics["acceptance_worth"].append(self.constraint.worth)
+            self._metrics["effective_acceptance_coef"].append(self.constraint.effective_coef)
         accepted, drafted, emitted, rounds = (sum(column) for column in zip(*facts["counts"]))
         self._metrics["acceptance_coef"].append(self.constraint.coef)
         self._metrics["acceptance_rate"].append(accepted / max(drafted, 1))
@@ -458,7 +460,7 @@ class DiversedTrainer(AtomicCheckpoints):
         restored = next(cb for cb in self.callback_handler.callbacks if isinstance(cb, ConstraintCallback))
         if restored.objective != self.constraint.objective:  # values of another objective cannot be compared
             self.state.best_metric = self.state.best_global_step = self.state.best_model_checkpoint = None
-        self.constraint.go_on_from(restored)
+        self.constraint.continue_from(restored)
         self.callback_handler.remove_callback(restored)
         self.callback_handler.add_callback(self.constraint)
 

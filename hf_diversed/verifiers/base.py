@@ -36,6 +36,7 @@ class Verifier:
         allows_early_stop: whether the length of a draft block may depend on its draft tokens. False if a shorter block
             is verified more permissively; the draft model's confidence then ends no block.
         needs_check: whether the first verdict of each call is validated; True for classes outside this package.
+            Compiled rounds validate every verdict, because each creates a new `VerifierState`.
     """
 
     needs_hidden_states: bool | Literal["target"] = False
@@ -144,7 +145,7 @@ class DistributionVerifier(Verifier):
         rows = torch.arange(v.shape[0], device=v.device)
         if not draft.sampled:
             mass, best = v.max(dim=-1)
-            accepted = keep_best(best, draft.tokens, mass)
+            accepted = accept_best(best, draft.tokens, mass)
             return Verdict(accepted, lambda positions: v[rows, positions], trace=Trace(emitted_probs=lambda: v))
         chosen = v.gather(-1, draft.tokens[..., None]).squeeze(-1)
         accept_prob = torch.clamp(chosen / draft.prob(draft.tokens).clamp_min(torch.finfo(v.dtype).tiny), max=1.0)
@@ -188,7 +189,7 @@ class VerifierState:
 
 
 class CompositeVerifier(Verifier):
-    """Base class of verifiers that combine other verifiers; its requirements are the union of theirs.
+    """Base class of verifiers that combine other verifiers; requirements are the union of the class's and theirs.
 
     Raises:
         TypeError: if a part is not a verifier.
@@ -199,14 +200,14 @@ class CompositeVerifier(Verifier):
             if not isinstance(part, Verifier):
                 raise TypeError(f"{type(self).__name__} takes verifiers, got {type(part).__name__}; pass an instance.")
         self._parts = parts
+        declared: tuple[type[Verifier] | Verifier, ...] = (type(self), *parts)
         for name in ("needs_raw_logits", "needs_draft_confidence", "needs_input_ids", "needs_check", "greedy_only"):
-            setattr(self, name, any(getattr(part, name) for part in parts))
-        self.allows_early_stop = all(part.allows_early_stop for part in parts)
-        states = [part.needs_hidden_states for part in parts]
+            setattr(self, name, any(getattr(item, name) for item in declared))
+        self.allows_early_stop = all(item.allows_early_stop for item in declared)
+        states = [item.needs_hidden_states for item in declared]
         self.needs_hidden_states = True in states or next(filter(None, states), False)
-        self.num_assistant_tokens = next(
-            (part.num_assistant_tokens for part in parts if part.num_assistant_tokens is not None), None
-        )
+        counts = (item.num_assistant_tokens for item in declared)
+        self.num_assistant_tokens = next((count for count in counts if count is not None), None)
 
     def check(self, context: DecodingContext) -> None:
         for part in self._parts:
@@ -242,7 +243,7 @@ class CompositeVerifier(Verifier):
         return verdicts
 
 
-def keep_best(best: torch.Tensor, tokens: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
+def accept_best(best: torch.Tensor, tokens: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
     """Greedy acceptance, float32 `[B, G]`: 1 where tokens equal `best`, else 0; NaN where `mass` is NaN or infinite.
 
     Args:

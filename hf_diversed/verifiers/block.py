@@ -29,6 +29,9 @@ class BlockVerifier(CompositeVerifier):
         ValueError: if `verifier` has no emitted distribution.
     """
 
+    has_emitted_probs = True
+    needs_input_ids = False  # an instance needs them if its verifier does
+
     def __init__(self, verifier: Verifier | None = None):
         self.verifier = LosslessVerifier() if verifier is None else verifier
         super().__init__(self.verifier)
@@ -38,9 +41,6 @@ class BlockVerifier(CompositeVerifier):
                 "use lossless, static, diversed, spec_cascade, fuzzy or contrastive."
             )
         self.state_width = self.verifier.state_width
-
-    has_emitted_probs = True
-    needs_input_ids = False  # default; instances take the value of `verifier`
 
     def settings(self) -> dict[str, object]:
         return {"verifier": self.verifier}
@@ -65,8 +65,11 @@ class BlockVerifier(CompositeVerifier):
         assert verdict.trace.emitted_probs is not None
         v, q = verdict.trace.emitted_probs(), draft.probs()
         accept_prob, reach = block_acceptance(v, q, draft)
-        p = target.probs()[:, :-1]
-        strict_prob, _ = block_acceptance(p, q, draft)
+        if type(self.verifier) is LosslessVerifier:  # v is p
+            p, strict_prob = v, accept_prob
+        else:
+            p = target.probs()[:, :-1]
+            strict_prob, _ = block_acceptance(p, q, draft)
         rows = torch.arange(len(v), device=v.device)
 
         def replacement(positions: torch.Tensor) -> torch.Tensor:

@@ -13,8 +13,7 @@ from hf_diversed.features import (
     vocabulary_features,
 )
 from hf_diversed.provenance import cached_weights_digest
-from hf_diversed.verifiers.learned import AcceptanceModel, MixtureScore, TokenScore
-from hf_diversed.verifiers.mixture import MixtureVerifier, Values, Weights, check_row_values, per_row, per_row_values
+from hf_diversed.verifiers.mixture import MixtureVerifier, Values, Weights, per_row_values
 
 
 _NO_DRAFT = ((None, None), ("prompt lookup", None))  # name and digest of the draft model in training
@@ -114,11 +113,6 @@ class DiversedVerifier(MixtureVerifier):
     def has_emitted_probs(self) -> bool:  # type: ignore[override]
         return not self._of_block
 
-    @property
-    def score(self) -> AcceptanceModel:
-        """The `AcceptanceModel` of this verifier, for the training objective."""
-        return TokenScore() if self.head.needs_token else MixtureScore()
-
     def check(self, context: DecodingContext) -> None:
         config = self.head.config
         for role, needed, expected, found in (
@@ -136,7 +130,6 @@ class DiversedVerifier(MixtureVerifier):
                 f"the head was trained for a vocabulary of {config.vocab_size} ids, got {context.vocab_size}; "
                 "use the target it was trained with or train a head for this pair."
             )
-        check_row_values(context, diversed_strictness=self.strictness)
         super().check(context)
 
     def components(self) -> list[object]:
@@ -169,10 +162,6 @@ class DiversedVerifier(MixtureVerifier):
                 "or measure the quality at this setting."
             )
         return found
-
-    def row_values(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
-        values = super().row_values(batch_size, device)
-        return values | {"strictness": per_row(self.strictness, batch_size, device)}
 
     def weights(self, draft: DraftOutput, target: TargetOutput, row_values: dict[str, torch.Tensor]) -> Weights:
         inputs, tv = self.observe(draft, target)

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 
 from hf_diversed.blocks import DecodingContext, DraftOutput, TargetOutput, Trace, Verdict
-from hf_diversed.head_settings import ARGUMENTS, LIMITS, SETTINGS
+from hf_diversed.head_settings import LIMITS, SETTINGS
 from hf_diversed.sampling import acceptance, total_variation
-from hf_diversed.verifiers.base import Verifier, check_range, keep_best, read_numbers, target_residual
+from hf_diversed.verifiers.base import Verifier, accept_best, check_range, read_numbers, target_residual
 
 
 Values = float | list[float] | torch.Tensor
@@ -114,7 +114,11 @@ class MixtureVerifier(Verifier):
         self.state_width = 0 if self.bias_budget is None else 1  # the sum of TV(v, p) so far
 
     def check(self, context: DecodingContext) -> None:
-        check_row_values(context, **{ARGUMENTS[name]: getattr(self, name) for name in LIMITS})
+        for name in self.row_settings:
+            values = getattr(self, name)
+            if values is not None and len(values) not in (1, context.num_prompts, context.batch_size):
+                allowed = f"one value or one per prompt ({context.num_prompts})"
+                raise ValueError(f"`{name}` must be {allowed}, got {len(values)}.")
 
     def bounds_are_lossless(self) -> bool:
         """Return whether a bound requires w = 1 in every row: `max_bias` or `bias_budget` 0, or `max_ratio` 1."""
@@ -129,12 +133,15 @@ class MixtureVerifier(Verifier):
         }
 
     def row_values(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
-        exact = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
-        return {
-            name: per_row(values, batch_size, device, exact if name == "bias_budget" else torch.float32)
-            for name in LIMITS
-            if (values := getattr(self, name)) is not None
-        }
+        """Return the values of `row_settings`, repeated for `num_return_sequences` in the order of `generate`."""
+        columns = {}
+        for name in self.row_settings:
+            values = getattr(self, name)
+            if values is not None:
+                exact = name == "bias_budget" and device.type != "mps"  # MPS has no float64
+                column = torch.tensor(values, dtype=torch.float64 if exact else torch.float32, device=device)
+                columns[name] = column.repeat_interleave(batch_size // len(values))[:, None]
+        return columns
 
     def weights(self, draft: DraftOutput, target: TargetOutput, row_values: dict[str, torch.Tensor]) -> Weights:
         """Return the weights at the draft positions; `row_values` are the per-row settings, `[B, 1]` each.
@@ -170,7 +177,7 @@ class MixtureVerifier(Verifier):
             trace = replace(trace, bias=weights.bias(p_drafted, q_drafted))
             return Verdict(accept_prob, target_residual(draft, target), state, trace)
         if weights.of_block:
-            kept = keep_cheap(weights.weight, draft, target, row_values.get("max_ratio"))
+            kept = accept_low_weight(weights.weight, draft, target, row_values.get("max_ratio"))
             return Verdict(kept, target.at, state, replace(trace, bias=torch.full_like(kept, float("nan"))))
         p, q = target.probs()[:, :-1], draft.probs()
         mixing = weights.mixing(p, q)
@@ -181,14 +188,14 @@ class MixtureVerifier(Verifier):
         best = torch.where((mixing == 0.0).all(-1), draft.tokens, best)
         rows = torch.arange(v.shape[0], device=v.device)
 
-        def one_hot_best(positions: torch.Tensor) -> torch.Tensor:
+        def replacement(positions: torch.Tensor) -> torch.Tensor:
             return torch.zeros_like(v[:, 0]).scatter_(-1, best[rows, positions, None], 1.0)
 
         trace = replace(trace, bias=None if weights.per_token is None else total_variation(v, p))
-        return Verdict(keep_best(best, draft.tokens, mass), one_hot_best, state, trace)
+        return Verdict(accept_best(best, draft.tokens, mass), replacement, state, trace)
 
 
-def keep_cheap(
+def accept_low_weight(
     weight: torch.Tensor, draft: DraftOutput, target: TargetOutput, max_ratio: torch.Tensor | None
 ) -> torch.Tensor:
     """Greedy acceptance for weights of a block, float32 `[B, G]`.
@@ -211,21 +218,6 @@ def per_row_values(name: str, setting: Values) -> list[float]:
     if not values:
         raise ValueError(f"`{name}` must be one value or one per row, got an empty list. {advice}")
     return [check_range(name, value, low, high, advice) for value in values]
-
-
-def check_row_values(context: DecodingContext, **settings: list[float] | None) -> None:
-    """Raise ValueError unless each setting has one value, one per prompt or one per row."""
-    for name, values in settings.items():
-        if values is not None and len(values) not in (1, context.num_prompts, context.batch_size):
-            raise ValueError(f"{name} must be one value or one per prompt ({context.num_prompts}), got {len(values)}.")
-
-
-def per_row(
-    values: list[float], batch_size: int, device: torch.device, dtype: torch.dtype = torch.float32
-) -> torch.Tensor:
-    """Return values as `[B, 1]`, repeated for `num_return_sequences` in the order of `generate`."""
-    column = torch.tensor(values, dtype=dtype, device=device)
-    return column.repeat_interleave(batch_size // len(values))[:, None]
 
 
 def average_weight(weight: torch.Tensor, p: torch.Tensor, q: torch.Tensor, where_equal: torch.Tensor) -> torch.Tensor:

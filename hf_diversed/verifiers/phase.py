@@ -37,7 +37,6 @@ class PhaseVerifier(CompositeVerifier):
     def __init__(self, inside: Verifier, outside: Verifier | None = None, *, begin: int, end: int):
         self.inside, self.outside = inside, LosslessVerifier() if outside is None else outside
         super().__init__(self.inside, self.outside)
-        self.needs_input_ids = True
         for name, token in (("begin", begin), ("end", end)):
             if not isinstance(token, int) or isinstance(token, bool) or token < 0:
                 raise ValueError(f"`{name}` must be a token id, got {token!r}; see convert_tokens_to_ids.")

@@ -10,8 +10,9 @@ from hf_diversed.verifiers.base import DistributionVerifier, check_range, decodi
 
 
 _RULES_ON_DRAFT = {"chow", "diff", "opt", "token_v1"}
-# Deferral rules map raw q and p `[B, G, V]`, TV of the processed p and q `[B, G, 1]` and alpha to a mask that is True
-# where q is kept: `[B, G, 1]` for whole positions, `[B, G, V]` for tokens. Equation numbers are those of the paper.
+# Deferral rules map raw q and p `[B, G, V]`, TV of the processed p and q `[B, G, 1]` ("opt" only) and alpha to a mask
+# that is True where q is kept: `[B, G, 1]` for whole positions, `[B, G, V]` for tokens. Equation numbers are those of
+# the paper.
 _ROW_RULES: dict[str, Callable] = {
     "chow": lambda q, p, tv, alpha: _top(q) >= 1.0 - alpha,  # eq. 2
     "diff": lambda q, p, tv, alpha: _top(q) >= _top(p) - alpha,  # eq. 5
@@ -63,7 +64,7 @@ class SpecCascadeVerifier(DistributionVerifier):
         if draft.raw_logits is None or target.raw_logits is None:
             raise ValueError("SpecCascadeVerifier needs `raw_logits` of draft and target, got None.")
         raw_q, raw_p = torch.softmax(draft.raw_logits, -1), torch.softmax(target.raw_logits[:, :-1], -1)
-        tv = total_variation(p, q)[..., None]
+        tv = total_variation(p, q)[..., None] if self.rule == "opt" else None
         if self.rule in _ROW_RULES:
             return torch.where(_ROW_RULES[self.rule](raw_q, raw_p, tv, self.alpha), q, p)
         kept = _TOKEN_RULES[self.rule](raw_q, raw_p, tv, self.alpha)

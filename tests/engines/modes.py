@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import CompileConfig
+from transformers import CompileConfig, StoppingCriteria, StoppingCriteriaList
 
 from hf_diversed import StaticEnsembleVerifier
 from hf_diversed.engines import compiling
@@ -14,6 +14,15 @@ TRACED = {"cache_implementation": "static", "compile_config": CompileConfig(back
 STATIC = {"cache_implementation": "static", "disable_compile": True}
 COMPILED = {"cache_implementation": "static", "compile_config": CompileConfig(mode="default")}
 SMALL = {"num_assistant_tokens": 2, "max_new_tokens": 14, "do_sample": False, "return_dict_in_generate": True}
+
+
+class Interrupting(StoppingCriteria):
+    """Ends a call with an error once the text has more than 12 tokens."""
+
+    def __call__(self, input_ids, scores, **kwargs):
+        if input_ids.shape[1] > 12:
+            raise RuntimeError("interrupted")
+        return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
 def shallow(pair):
@@ -46,6 +55,12 @@ def decode(pair, mode: dict, verifier=None, batch=None, **settings):
     batch = ragged_batch() if batch is None else batch
     verifier = StaticEnsembleVerifier(0.6) if verifier is None else verifier
     return target.generate(**batch, assistant_model=draft, verifier=verifier, **{**SMALL, **settings, **mode})
+
+
+def interrupt(pair, mode: dict) -> None:
+    """Start a call that ends in an error after its first rounds."""
+    with pytest.raises(RuntimeError, match="interrupted"):
+        decode(pair, mode, stopping_criteria=StoppingCriteriaList([Interrupting()]))
 
 
 def assert_same(pair, mode: dict, **call):

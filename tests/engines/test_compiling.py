@@ -15,7 +15,14 @@ import hf_diversed
 from hf_diversed import DiversedVerifier, StaticEnsembleVerifier, model_facts
 from hf_diversed.engines import compiling, static
 from hf_diversed.engines.buffers import pool
-from tests.engines.modes import TRACED, assert_same, decode, keep_functions_untraced, run_new_code_untraced
+from tests.engines.modes import (
+    TRACED,
+    assert_same,
+    decode,
+    interrupt,
+    keep_functions_untraced,
+    run_new_code_untraced,
+)
 from tests.evaluation.fakes import character_tokenizer
 from tests.tiny import ragged_batch, tiny_draft, tiny_head, tiny_model
 
@@ -189,16 +196,30 @@ def replaying(monkeypatch):
     monkeypatch.setattr(compiling, "REPLAYING_DEVICES", ("cpu",))
 
 
-def test_replayed_graphs_use_the_same_buffers(pair, replaying, monkeypatch):
+@pytest.fixture
+def borrowed(monkeypatch):
+    """The buffers that calls borrow from an empty pool, in order."""
+    pool.clear()
+    found, borrow = [], pool.borrow
+    monkeypatch.setattr(pool, "borrow", lambda *args: found.append(borrow(*args)) or found[-1])
+    return found
+
+
+def test_replayed_graphs_use_the_same_buffers(pair, replaying, borrowed):
     """Catches buffers at an address that a recorded graph does not use, and a buffer that is used twice."""
-    borrowed = []
-    borrow = pool.borrow
-    monkeypatch.setattr(pool, "borrow", lambda *args: borrowed.append(borrow(*args)) or borrowed[-1])
     assert_same(pair, TRACED)
     assert_same(pair, TRACED, batch=ragged_batch(length=13))
     first, second = ([each.keys[0].data_ptr() for each in borrowed[start : start + 2]] for start in (0, 2))
     assert first == second
     assert first[0] != first[1]
+
+
+def test_an_interrupted_call_returns_its_buffers(pair, replaying, borrowed):
+    """Catches buffers that only a call without an error returns."""
+    for _ in range(3):
+        interrupt(pair, TRACED)
+    assert len(borrowed) == 6
+    assert len({id(buffers) for buffers in borrowed}) == 2
 
 
 def test_buffers_of_inference_mode_are_not_lent_outside(pair, replaying):

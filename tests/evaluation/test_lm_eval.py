@@ -156,14 +156,13 @@ def test_the_strictness_reaches_the_head(records):
     assert [lm.method.verifier.strictness for lm in models] == [[0.0], [0.5], [1.0]]
 
 
-@pytest.mark.parametrize("kind", ["loglikelihood"])
-def test_likelihoods_are_refused(kind, monkeypatch):
+def test_likelihoods_are_refused(monkeypatch):
     """Catches a likelihood of the target alone that is reported for a verifier."""
     lm = harness.DiversedLM(device="cpu")
     monkeypatch.setattr(lm.model, "forward", lambda **_: pytest.fail("a forward pass"))
-    request = Instance(kind, {}, ("Question:", " 2"), 0, ("hellaswag", 0, 1))
+    request = Instance("loglikelihood", {}, ("Question:", " 2"), 0, ("hellaswag", 0, 1))
     with pytest.raises(ValueError, match="generation tasks only, but hellaswag needs"):
-        getattr(lm, kind)([request])
+        lm.loglikelihood([request])
 
 
 @pytest.mark.parametrize(

@@ -299,7 +299,7 @@ def test_bans_end_a_copied_block():
 
 def test_num_assistant_tokens_limits_every_generator(source):
     blocks = decode(source, num_assistant_tokens=1).stats
-    assert blocks.num_drafted <= blocks.num_rounds
+    assert 0 < blocks.num_drafted <= blocks.num_rounds
 
 
 @pytest.mark.parametrize("name", sources.parameters(["own", "mtp:mellum"]))
@@ -374,7 +374,6 @@ def refusal(source, match, error=ValueError, **call):
         refusal("own", "'confidence' is not supported with candidate", num_assistant_tokens_schedule="confidence"),
         refusal("own", "threshold=0.4 is not supported with", assistant_confidence_threshold=0.4),
         refusal("own", "diversed_temperature is not supported", diversed_temperature=[0.5], do_sample=True),
-        refusal("own", "are two sources of draft tokens", assistant_model=tiny_model("llama")),
         refusal("own", "are two sources of draft tokens", prompt_lookup_num_tokens=3),
         refusal("own", "are two sources of draft tokens", use_mtp=True),
         refusal("mtp:mellum", "are two sources of draft tokens", speculation_type="dflash"),
@@ -388,7 +387,6 @@ def refusal(source, match, error=ValueError, **call):
         refusal("gemma4", "needs probabilities of a draft model", verifier="contrastive"),
         refusal("own_from_states", "prefill_chunk_size is not supported", prefill_chunk_size=4),
         refusal("dflash", "need draft tokens to verify", assistant_model=None),
-        refusal("dflash", "needs a DFlash draft model .* got LlamaFor", assistant_model=tiny_model("llama")),
         refusal("dflash", 'speculation_type must be "dflash"', speculation_type="eagle"),
         refusal("mtp:glm4_moe", "prompts of at least 3 tokens.* got 2", inputs=prompt()[:, :2]),
         refusal("mtp:mellum", "logits before any processor", verifier="spec_cascade:token_v3:0.3", **SAMPLED),

@@ -130,6 +130,21 @@ def test_lossless_greedy_is_the_targets(pair, given: dict, batch_size: int):
     assert stats.draft_forwards < whole.stats.draft_forwards
 
 
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize(
+    "given",
+    [CONFIDENCE, {"assistant_confidence_threshold": 0.6}, {"num_assistant_tokens_schedule": "adaptive"}],
+    ids=["rule", "threshold", "adaptive"],
+)
+def test_early_ends_with_processors_of_the_prefix(pair, given: dict, batch_size: int):
+    """Catches processors that receive the prefix of another position after a block that ended early."""
+    call = {**ragged_batch(batch_size), **GREEDY, "repetition_penalty": 1.3, "no_repeat_ngram_size": 3}
+    plain, out = pair[0].generate(**call), generate(pair, **call, **given, verifier="lossless")
+    assert torch.equal(out.sequences, plain)
+    assert out.stats.num_accepted > 0
+    assert out.stats.num_rejected > 0
+
+
 def test_counts_are_those_of_the_blocks(pair, monkeypatch):
     """Catches drafted tokens that are counted for the maximum length of a block, or for rows that had fewer."""
     blocks, propose = [], ModelDrafter.propose
@@ -237,11 +252,14 @@ def test_invalid_settings_are_refused(pair, given: dict, message: str):
 
 
 def test_early_exit_has_confidence(pair):
-    """Catches an error for draft models that are the target's first layers."""
+    """Catches an error, or whole blocks, for draft models that are the target's first layers."""
     call = {**GREEDY, "verifier": "lossless", "assistant_model": None, "assistant_early_exit": 1}
-    out = generate(pair, **call, **CONFIDENCE)
+    call["num_assistant_tokens"] = 8
+    out, whole = (
+        generate(pair, **call, num_assistant_tokens_schedule=schedule) for schedule in ("confidence", "constant")
+    )
     assert torch.equal(out.sequences, pair[0].generate(**ragged_batch(), **GREEDY))
-    assert out.stats.num_drafted > 0
+    assert 0 < out.stats.draft_forwards < whole.stats.draft_forwards
 
 
 @pytest.mark.parametrize("do_sample", [False, True])

@@ -19,6 +19,7 @@ from hf_diversed._compat import sort_criteria
 from hf_diversed.generation.processing import StopTracker, stop_criterion
 from hf_diversed.generation.rows import PerRow, RaggedRows
 from tests import tiny
+from tests.engines.modes import STATIC, TRACED
 
 
 PROMPT, NEW, GAMMA = 9, 10, 4
@@ -147,6 +148,19 @@ def test_stop_strings_inside_a_block(pair, text, tokenizer, own_config, source, 
     check_stats(pair, out)
     assert [config.to_dict() for config in configs] == before
     assert target.generation_config is own_config
+
+
+@pytest.mark.parametrize(("mode", "engine"), [(STATIC, "static"), (TRACED, "compiled")], ids=["static", "traced"])
+def test_stop_strings_over_static_shapes(target, text, tokenizer, mode, engine):
+    """Catches tokens after a stop string in rounds of fixed width."""
+    pair = target, tiny.tiny_draft(target)
+    stops = {"stop_strings": [tokenizer.decode(text[row, 1 + row : 3 + row]) for row in range(3)]}
+    stops["tokenizer"] = tokenizer
+    expected, out = plain(target, **stops), relaxed(pair, **stops, **mode)
+    assert out.sequences.tolist() == expected.tolist()
+    assert expected[:, PROMPT:].ne(tiny.PAD).sum(dim=1).tolist() == [3, 4, 5, NEW]
+    assert out.stats.engine == engine
+    check_stats(pair, out)
 
 
 @pytest.mark.parametrize("first", ["w20", "<pad>", ""])

@@ -265,6 +265,21 @@ def test_half_precision(pair):
     assert out.stats.num_drafted > 0
 
 
+def test_probabilities_of_half_precision_models(pair):
+    """Catches probabilities that are computed in bfloat16."""
+    models = tuple(copy.deepcopy(model).to(torch.bfloat16) for model in pair)
+    torch.manual_seed(0)
+    returned = {"output_logits": True, "output_token_records": True}
+    out = relaxed(models, "lossless", ragged_batch(), do_sample=True, top_k=0, **returned)
+    assert out.logits[0].dtype == torch.float32
+    records, probs = out.token_records, torch.stack(out.logits, dim=1).double().softmax(dim=-1)
+    expected = probs.gather(-1, records.tokens[..., None])[..., 0]
+    for source in range(3):
+        chosen = records.source == source
+        assert chosen.any()
+        torch.testing.assert_close(records.p[chosen].double(), expected[chosen], rtol=1e-4, atol=0.0)
+
+
 def test_dropping_finished_rows_changes_nothing(pair, monkeypatch, rows_left):
     """Catches a row that gets the cache, mask or state of another one after finished rows were removed."""
     verifier, inputs = StaticEnsembleVerifier(0.3), ragged_batch(8)
@@ -295,6 +310,7 @@ def test_heads_decode_under_autocast(pair, features):
     with torch.autocast("cpu", torch.bfloat16):
         out = relaxed(pair, None, ragged_batch(2), diversed_head=tiny_head(features=features))
     assert out.stats.num_emitted > 0
+    assert 0 < out.stats.mean_weight < 1
 
 
 def test_an_eos_outside_of_the_vocabulary(pair):

@@ -37,7 +37,7 @@ def with_fault(model, value: float, first: int = 2):
 @pytest.mark.parametrize(
     ("value", "do_sample"), [(math.nan, False), (math.nan, True), (math.inf, False), (math.inf, True)]
 )
-@pytest.mark.parametrize("verifier", ["lossless", "static:0.5", "lenience:0.5", "block:static:0.5"])
+@pytest.mark.parametrize("verifier", ["lossless", "block:static:0.5"])
 @pytest.mark.parametrize("culprit", ["target", "draft model"])
 def test_a_models_faults_are_named(pair, culprit, value, verifier, do_sample):
     """Catches NaN logits that become token 0 (greedy) or V - 1 (sampled), and an error that names the wrong model."""

@@ -39,7 +39,7 @@ def relaxed(pair, inputs, verifier=None, **kwargs):
     return run(target, inputs, assistant_model=draft, **settings, **kwargs)
 
 
-def assert_same(ours, plain, prompt=PROMPT, raw=True):
+def assert_same_scores(ours, plain, prompt=PROMPT, raw=True):
     """Same tokens; same processed scores and raw logits wherever a token was emitted."""
     assert ours.sequences.tolist() == plain.sequences.tolist()
     assert len(ours.scores) == len(ours.logits) == len(plain.scores) == plain.sequences.shape[1] - prompt
@@ -137,7 +137,7 @@ def test_ragged_lossless_is_plain_generate(pair, kwargs):
     plain = run(pair[0], inputs, **kwargs)
     ours = relaxed(pair, inputs, **kwargs)
     assert acts(plain)
-    assert_same(ours, plain, prompt)
+    assert_same_scores(ours, plain, prompt)
     assert ours.stats.num_drafted > 0
 
 
@@ -177,7 +177,7 @@ def test_raw_logits_stay_raw(pair):
     plain = run(pair[0], inputs, **one(Bias(3)))
     ours = relaxed(pair, inputs, **one(InPlaceBias(3)))
     assert acts(plain)
-    assert_same(ours, plain)
+    assert_same_scores(ours, plain)
 
 
 def test_raw_logits_for_verifiers_stay_raw(pair):
@@ -204,7 +204,7 @@ def test_raw_logits_for_verifiers_stay_raw(pair):
 def test_scores_without_processors_do_not_alias_logits(pair):
     """Catches scores and logits that share memory: a user's change of one would change the other."""
     out = relaxed(pair, tiny.ragged_batch(4, PROMPT))
-    assert_same(out, run(pair[0], tiny.ragged_batch(4, PROMPT)))
+    assert_same_scores(out, run(pair[0], tiny.ragged_batch(4, PROMPT)))
     before = out.logits[0].clone()
     out.scores[0].zero_()
     assert torch.equal(out.logits[0], before)

@@ -10,6 +10,8 @@ import pytest
 import torch
 import transformers as tf
 from torch.nn.modules.module import register_module_forward_pre_hook
+from transformers.models.kosmos2.configuration_kosmos2 import Kosmos2TextConfig
+from transformers.models.kosmos2.modeling_kosmos2 import Kosmos2TextForCausalLM
 
 import hf_diversed
 from benchmarks.rounds import SyntheticVerifier
@@ -36,6 +38,11 @@ def t5():
 def mamba():
     sizes = {"hidden_size": 16, "state_size": 4, "num_hidden_layers": 1, "vocab_size": tiny.VOCAB_SIZE}
     return tf.MambaForCausalLM(tf.MambaConfig(**sizes))
+
+
+def kosmos2():
+    sizes = {"embed_dim": 16, "layers": 1, "ffn_dim": 16, "attention_heads": 2}
+    return Kosmos2TextForCausalLM(Kosmos2TextConfig(vocab_size=tiny.VOCAB_SIZE, **sizes))
 
 
 def llama4():
@@ -202,6 +209,7 @@ REFUSED = [
     # models
     *as_target_and_draft(t5, "T5ForConditionalGeneration; use a decoder-only"),
     *as_target_and_draft(mamba, "MambaForCausalLM; ignores its state; use another model"),
+    *as_target_and_draft(kosmos2, "Kosmos2TextForCausalLM; counts positions from the padding id; use"),
     *as_target_and_draft(llama4, "Llama4ForCausalLM; chunked; use a model with full or sliding-window"),
     *as_target_and_draft(bloom, "BloomForCausalLM; ALiBi; use"),
     *as_target_and_draft(mpt, "MptForCausalLM; ALiBi; use"),
@@ -281,6 +289,16 @@ REFUSED = [
         lambda: BENCH.generate(per_layer_embeddings(), assistant_model=MISSING, assistant_early_exit=1),
         "LlamaForCausalLM; all of its layers at once; pass an assistant_model",
     ),
+    refused(  # directly, without the checks of the hook
+        lambda: BENCH.generate(
+            per_layer_embeddings(),
+            custom_generate=partial(hf_diversed.diversed_decoding, verifier=LosslessVerifier()),
+            assistant_model=MISSING,
+            verifier=MISSING,
+            assistant_early_exit=1,
+        ),
+        "all of its layers at once; LlamaForCausalLM",
+    ),
     refused(
         lambda: BENCH.with_head(target=untied_states()), "tie_last_hidden_states=False; final norm; remove that entry"
     ),
@@ -311,6 +329,15 @@ REFUSED = [
     refused(generate(synced_gpus=True), "synced_gpus=True; numbers of rounds"),
     refused(generate(custom_generate="org/repo"), "custom_generate; pass one"),
     refused(generate(custom_generate=lambda *a, **k: None), "custom_generate; pass one"),
+    refused(
+        lambda: BENCH.generate(
+            assistant_model=MISSING,
+            verifier=MISSING,
+            custom_generate=partial(hf_diversed.diversed_decoding, assistant_model=BENCH.draft),
+        ),
+        "diversed_decoding needs verifier=; hf_diversed.VERIFIERS",
+        error=TypeError,
+    ),
     refused(generate(streamer=tiny.Listener()), "streamer; batch size 1; got 2"),
     refused(generate(verifier=GreedyOnly(), do_sample=True), "GreedyOnly; do_sample=False"),
     refused(generate(stop_strings=["x"]), "stop_strings; pass tokenizer="),
@@ -366,14 +393,12 @@ REFUSED = [
     refused(generate(assistant_model=None), "verifier; pass assistant_model="),
     refused(generate(diversed_head=BENCH.head), "diversed_head=; verifier=; only one"),
     refused(generate(verifier="losless"), "'losless'", *hf_diversed.VERIFIERS),
-    refused(generate(verifier="static"), "'static'; weight; needs a value"),
     refused(generate(verifier=0.7), "float; Verifier", error=TypeError),
     refused(
         generate(verifier=StaticEnsembleVerifier), "instance; the class StaticEnsembleVerifier; (...)", error=TypeError
     ),
     refused(generate(verifier=BENCH.head), "DiversedHead; pass it as diversed_head=", error=TypeError),
     refused(generate(verifier="diversed"), "'diversed'; needs a head; diversed_head="),
-    refused(generate(verifier="lenience=0.3"), "'lenience=0.3'; must be written as 'lenience:0.3'"),
     refused(with_head(diversed_head=LosslessVerifier()), "LosslessVerifier; pass it as verifier=", error=TypeError),
     refused(with_head(diversed_head=DiversedHead), "the class DiversedHead; pass an instance", error=TypeError),
     refused(with_head(diversed_head=0.7), "DiversedHead; float; from_pretrained", error=TypeError),
@@ -389,11 +414,10 @@ REFUSED = [
     refused(generate(diversed_strictness=0.5), "diversed_strictness; pass diversed_head="),
     refused(generate(diversed_max_bias=0.1), "diversed_max_bias; pass diversed_head="),
     *(
-        refused(with_head(**{f"diversed_{name}": value}), name, "[0, 1]", str(value), "lossless")
+        refused(with_head(**{f"diversed_{name}": 1.5}), name, "[0, 1]; 1.5; lossless")
         for name in ("strictness", "max_bias")
-        for value in (1.5, -0.1, float("nan"))
     ),
-    refused(with_head(diversed_strictness=[0.1, 0.5, 0.9]), "diversed_strictness; (2); got 3"),
+    refused(with_head(diversed_strictness=[0.1, 0.5, 0.9]), "strictness; one per prompt (2); got 3"),
     *(
         refused(with_head(**{f"diversed_{name}": value}), f"{name}; must be a number", repr(value))
         for name, value in (
@@ -430,6 +454,11 @@ REFUSED = [
     ),
     refused(
         lambda: hf_diversed.attach(BENCH.target, BENCH.draft, BENCH.head, verifier=LosslessVerifier()), "exactly one"
+    ),
+    refused(
+        lambda: hf_diversed.attach(BENCH.target, BENCH.draft, BENCH.head, strictness=0.5),
+        "attach; unknown settings ['strictness']; diversed_strictness",
+        error=TypeError,
     ),
 ]
 

@@ -9,6 +9,7 @@ import transformers as tf
 
 from hf_diversed.generation import ragged_model
 from tests import versions
+from tests.generation import sources
 from tests.tiny import PAD, VOCAB_SIZE, ragged_batch, sharpen, tiny_draft, tiny_head
 
 
@@ -92,6 +93,27 @@ def test_batches_beyond_the_limit_are_supported():
     ids[ids == PAD] = 5
     call = {"do_sample": False, "max_new_tokens": 12}
     assert torch.equal(lossless(target, ids, **call), target.generate(ids, **call))
+
+
+@pytest.mark.parametrize("reads_target", [True, False], ids=["reads target", "samples"])
+def test_candidate_generators_that_need_every_round_are_refused(reads_target):
+    """Catches a round without draft tokens at the limit, after which such a generator drafts for another text."""
+    target, ids = model("longrope"), ragged_batch(1, 24)["input_ids"]
+    call = {"verifier": "lossless", "do_sample": True, "return_dict_in_generate": True}
+    call |= {"candidate_generator": sources.FromStates(target)} if reads_target else sources.other_tokenizer()[1]
+    with pytest.raises(ValueError, match=r"rotary frequencies change .* do not support\. Lower max_new_tokens"):
+        target.generate(ids, **call, max_new_tokens=LIMIT - 24 + 1)
+    out = target.generate(ids, **call, max_new_tokens=LIMIT - 24)
+    assert out.sequences.shape[1] == LIMIT
+    assert out.stats.num_drafted > 0
+
+
+def test_other_candidate_generators_across_the_limit():
+    """Catches an error for generators that read the text only, and their candidates across the limit."""
+    target, ids = model("longrope"), ragged_batch(1, 24)["input_ids"]
+    call = {"do_sample": False, "max_new_tokens": 20}
+    out = target.generate(ids, **call, verifier="lossless", candidate_generator=sources.Copies())
+    assert torch.equal(out, target.generate(ids, **call))
 
 
 def test_padding_is_not_skipped_beyond_the_limit(monkeypatch):

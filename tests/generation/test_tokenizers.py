@@ -61,7 +61,6 @@ def test_another_tokenizer_beside_the_draft_is_refused(tmp_path, draft_size, mon
 def test_tokenizers_of_commits_in_the_cache_are_compared(tmp_path, commits, monkeypatch):
     """Catches models that were loaded by `revision=`: transformers does not record the commit."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    checking._vocabulary_file.cache_clear()
     models = [saved(tmp_path / name, None) for name in ("a", "b")]
     for name, model, text in zip(("a", "b"), models, TEXTS):
         model.name_or_path = f"org/{name}"
@@ -69,11 +68,18 @@ def test_tokenizers_of_commits_in_the_cache_are_compared(tmp_path, commits, monk
             trained(text, 60).save_pretrained(tmp_path / "cache" / f"models--org--{name}" / "snapshots" / commit)
     with pytest.raises(ValueError, match="different tokenizers"):
         decode(*models)
-    checking._vocabulary_file.cache_clear()
     changed = tmp_path / "cache" / "models--org--b" / "snapshots" / "v0"
     trained(TEXTS[0], 60).save_pretrained(changed)  # now the tokenizer of the loaded commit is unknown
     assert decode(*models).shape == (1, 10)
-    checking._vocabulary_file.cache_clear()
+
+
+def test_a_tokenizer_saved_after_the_first_call_is_compared(tmp_path):
+    """Catches a cache of missing vocabulary files."""
+    target, draft = saved(tmp_path / "target", trained(TEXTS[0], 60)), saved(tmp_path / "draft", None)
+    assert decode(target, draft).shape == (1, 10)
+    trained(TEXTS[1], 60).save_pretrained(tmp_path / "draft")
+    with pytest.raises(ValueError, match="different tokenizers"):
+        decode(target, draft)
 
 
 def test_tokenizers_without_a_table_of_added_tokens():

@@ -78,6 +78,16 @@ def counted(monkeypatch, rounds: list[Counter]):
         yield
 
 
+def test_transfers_are_counted():
+    """Catches a counter that misses transfers, with which the other tests here could not fail."""
+    with Transfers() as transfers:
+        values = torch.tensor([1.0, 2.0])
+        assert transfers.seen == Counter(uploads=1)
+        values.sum().item()
+        values[values > 1.0]
+    assert transfers.seen == Counter(uploads=1, reads=2)
+
+
 MAKERS = {
     "lossless": lambda: build_verifier("lossless"),
     "static": lambda: build_verifier("static:0.5"),

@@ -13,7 +13,17 @@ from hf_diversed.generation import decoding, planning
 from hf_diversed.verifiers import BlockVerifier, PhaseVerifier, StaticEnsembleVerifier, build_verifier
 from tests.engines.modes import STATIC, TRACED
 from tests.reference import Recorder, naive_decoding
-from tests.tiny import EOS, PAD, first_layers, generate, ragged_batch, tiny_draft, tiny_head, tiny_model
+from tests.tiny import (
+    EOS,
+    PAD,
+    first_layers,
+    generate,
+    ragged_batch,
+    tiny_block_head,
+    tiny_draft,
+    tiny_head,
+    tiny_model,
+)
 from tests.verifier_cases import VERIFIER_CASES
 
 
@@ -32,6 +42,7 @@ MAKERS = {
     "token-bounds": lambda: DiversedVerifier(
         tiny_head(features="distribution", token_features=True), strictness=0.2, bias_budget=1.5, max_ratio=10.0
     ),
+    "block-head": lambda: DiversedVerifier(tiny_block_head(seed=2), strictness=0.4, max_ratio=20.0),
     "phase-token": lambda: PhaseVerifier(
         DiversedVerifier(tiny_head(token_features=True), bias_budget=1.0), begin=21, end=34
     ),
@@ -44,7 +55,7 @@ SPECS = [
 ]
 # A verifier without a line above is run as the first row of `verifier_cases.py` has it.
 CASES = {case.rule: case.make for case in reversed(VERIFIER_CASES)}
-NAMES = [*MAKERS, *SPECS, *(CASES.keys() - {name.split(":")[0] for name in [*MAKERS, *SPECS]})]
+NAMES = [*MAKERS, *SPECS, *sorted(CASES.keys() - {name.split(":")[0] for name in [*MAKERS, *SPECS]})]
 SETTINGS = [(0.0, False), (0.7, True), (1.0, False)]  # temperature, and whether top-k and top-p apply
 
 

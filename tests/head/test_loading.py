@@ -3,6 +3,9 @@
 import math
 import os
 import re
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -19,7 +22,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def assert_same(found: DiversedHead, expected: DiversedHead) -> None:
+def assert_equal_heads(found: DiversedHead, expected: DiversedHead) -> None:
     assert type(found) is DiversedHead
     assert found.state_dict().keys() == expected.state_dict().keys()
     for name, values in expected.state_dict().items():
@@ -32,7 +35,7 @@ def test_round_trip(load, dtype: torch.dtype, tmp_path):
     """Catches weights that are initialised again after loading, or that change dtype."""
     head = random_head("mlp", "both").to(dtype)
     head.save_pretrained(tmp_path)
-    assert_same(load(tmp_path), head)
+    assert_equal_heads(load(tmp_path), head)
 
 
 def test_writes_safetensors_only(folder):
@@ -156,7 +159,7 @@ def test_cache_notices_new_weights(folder):
     os.utime(folder / "model.safetensors", ns=(written, written + 10**9))  # file times can be coarse
     second = load_head(str(folder))
     assert second is not first
-    assert_same(second, other)
+    assert_equal_heads(second, other)
 
 
 def test_cache_notices_weights_that_are_older_than_other_files(folder, tmp_path):
@@ -169,7 +172,41 @@ def test_cache_notices_weights_that_are_older_than_other_files(folder, tmp_path)
     os.replace(tmp_path / "other" / "model.safetensors", folder / "model.safetensors")
     second = load_head(str(folder))
     assert second is not first
-    assert_same(second, other)
+    assert_equal_heads(second, other)
+
+
+def test_cache_ignores_other_files(folder):
+    """Catches a head that is read again for an unrelated file, and an error for a link without a target."""
+    first = load_head(str(folder))
+    (folder / "notes.txt").touch()
+    (folder / "broken").symlink_to(folder / "missing")
+    assert load_head(str(folder)) is first
+
+
+def test_an_empty_name_is_no_folder(folder, monkeypatch):
+    """Catches the head of the current folder in place of an error."""
+    monkeypatch.chdir(folder)
+    with pytest.raises(OSError, match="'' is neither a folder nor an id of the Hub"):
+        load_head("")
+
+
+def test_heads_are_loaded_one_at_a_time(folder, tmp_path, monkeypatch):
+    """Catches two threads that load heads: transformers replaces global functions while it loads."""
+    running, counts, load = [], [], DiversedHead.from_pretrained
+
+    def slow(name, **kwargs):
+        running.append(name)
+        time.sleep(0.1)
+        counts.append(len(running))
+        running.remove(name)
+        return load(name, **kwargs)
+
+    monkeypatch.setattr(DiversedHead, "from_pretrained", slow)
+    other = shutil.copytree(folder, tmp_path / "other")
+    with ThreadPoolExecutor(2) as threads:
+        heads = list(threads.map(load_head, map(str, (folder, other))))
+    assert heads[0] is not heads[1]
+    assert counts == [1, 1]
 
 
 def test_a_head_that_was_loaded_in_inference_mode_can_be_trained(folder):

@@ -138,3 +138,12 @@ def test_works_without_the_hook(hub, installed, pair):
     uninstall_hook()
     assert by_script(pair) == expected  # the hook is installed again, as after `attach`
     assert decode(pair, diversed_head=REPO) == expected
+
+
+def test_only_another_head_is_refused_without_the_hook(hub, installed, pair):
+    """Catches an explicit None that is passed on beside the published head."""
+    make_head(pair).push_to_hub(REPO)
+    uninstall_hook()
+    with pytest.raises(ValueError, match="uses its own head; remove diversed_head="):
+        by_script(pair, diversed_head=make_head(pair))
+    assert by_script(pair, diversed_head=None, verifier=None) == by_script(pair)  # installs the hook again

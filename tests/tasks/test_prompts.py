@@ -116,11 +116,6 @@ def test_trim_cuts_at_the_first_of_several():
 
 def test_a_record_is_not_its_own_example():
     """Catches a prompt that contains its own answer."""
-    task, record = get_task("gsm8k"), RECORDS["gsm8k"]
-    with pytest.raises(ValueError, match="the shots of task 'gsm8k' contain the record itself"):
-        task.few_shot_prompt(record, [dict(record)])
-    with pytest.raises(ValueError, match="the shots of task 'gsm8k' contain the record itself"):
-        task.chat_messages(record, [dict(record)])
     pool = [{"question": str(i)} for i in range(4)]
     assert choose_shots(pool, 3, {"question": "1"}) == [pool[0], pool[2], pool[3]]
     assert choose_shots(pool, 2, {"question": "9"}) == pool[:2]
@@ -138,11 +133,11 @@ def test_chat_prompt_uses_the_template():
         "{% if add_generation_prompt %}<assistant>{% endif %}"
     )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"?": 0}, unk_token="?")))
-    task, record = get_task("gsm8k"), RECORDS["gsm8k"]
+    task = PromptedTask(get_task("gsm8k"), tokenizer, pool=[other("gsm8k", "A")], shots=1, chat=True)
     with pytest.raises(ValueError, match="a chat prompt of task 'gsm8k' needs a tokenizer with a chat template"):
-        task.chat_prompt(record, tokenizer)
+        task.prompt(RECORDS["gsm8k"])
     tokenizer.chat_template = template
-    assert task.chat_prompt(record, tokenizer, [other("gsm8k", "A")]) == (
+    assert task.prompt(RECORDS["gsm8k"]) == (
         "<user>How Amany are 2 and 3?\n\nThink briefly, in plain text without code. End with: The answer is N.</>"
         "<assistant>2+3 = 5\nThe answer is 5.</>"
         f"<user>{QUESTION}</><assistant>"

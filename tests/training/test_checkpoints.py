@@ -1,5 +1,6 @@
 """Checkpoints are complete or do not exist."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -68,6 +69,12 @@ def test_older_checkpoints_remain_until_the_new_one_is_on_the_disk(tmp_path, mon
     trainer(tmp_path, save_total_limit=1).train()
     assert present == [[], ["checkpoint-2"], ["checkpoint-4"]]
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-6"]
+
+
+def test_the_state_names_the_best_checkpoint(unbroken_best):
+    """Catches the path of the temporary folder, which a resumed run reports as missing."""
+    state = json.loads((unbroken_best / "checkpoint-2" / "trainer_state.json").read_text())
+    assert state["best_model_checkpoint"] == str(unbroken_best / "checkpoint-2")
 
 
 def test_the_best_checkpoint_is_found_in_a_moved_folder(unbroken_best, tmp_path):

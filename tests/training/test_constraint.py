@@ -135,24 +135,24 @@ def test_the_state_is_complete(before, after):
     assert other.state() == one.state()
 
 
-def test_acceptance_is_worth_nothing_far_beyond_the_bound():
+def test_acceptance_has_no_effect_far_beyond_the_bound():
     """Catches an acceptance term that still affects a head which rejects too little to learn."""
     callback = constraint()
-    assert callback.worth == 0.3
+    assert callback.effective_coef == 0.3
     callback.update(WINDOW, 0.25, 0.9)
-    assert callback.worth == pytest.approx(callback.coef / 2)
+    assert callback.effective_coef == pytest.approx(callback.coef / 2)
     callback.update(WINDOW, 0.9, 0.9)
-    assert callback.worth == 0.0 < callback.coef
+    assert callback.effective_coef == 0.0 < callback.coef
 
 
-def test_worth_forgets_sooner_than_the_window():
+def test_the_effective_coefficient_forgets_sooner_than_the_window():
     """Catches a head within the bound whose acceptance is still discounted because of old rollouts."""
     callback = constraint(window=10 * WINDOW)
     for drop in (0.9, 0.9, 0.0, 0.05):
         callback.update(WINDOW, drop, 0.9)
     assert callback.drop > 0.1
-    assert callback.worth == callback.coef
-    assert constraint(fixed=True).worth == 0.3
+    assert callback.effective_coef == callback.coef
+    assert constraint(fixed=True).effective_coef == 0.3
 
 
 def test_falls_even_while_acceptance_rises():

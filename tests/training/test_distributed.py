@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from hf_diversed.head import DiversedHead
+from hf_diversed.training.acceptance import Decisions, MixtureAcceptance
 from hf_diversed.training.objective import diversed_loss
-from hf_diversed.verifiers.learned import Decisions, MixtureScore
 from tests.training import runs
 
 
@@ -99,8 +99,8 @@ def test_gradient_is_that_of_the_whole_batch(ranks, folder):
     inputs = {name: torch.cat([batch.inputs[name] for batch in batches]) for name in batches[0].inputs}
     old_logit = torch.cat([batch.old_logit for batch in batches])
     advantage = torch.cat([batch.advantage for batch in batches])
-    settings = {"acceptance_coef": ranks[0]["batches"][0]["worth"], "clip_range": 0.2}
-    diversed_loss(MixtureScore(), head(**inputs), old_logit, whole, advantage, **settings)[0].backward()
+    settings = {"acceptance_coef": ranks[0]["batches"][0]["coef"], "clip_range": 0.2}
+    diversed_loss(MixtureAcceptance(), head(**inputs), old_logit, whole, advantage, **settings)[0].backward()
     for name, parameter in head.named_parameters():
         for rank in ranks:
             torch.testing.assert_close(rank["gradients"][0][name], parameter.grad, rtol=1e-4, atol=1e-6)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hf_diversed.sampling import acceptance
+from hf_diversed.training.acceptance import Decisions, MixtureAcceptance, TokenAcceptance
 from hf_diversed.training.objective import (
     accepted_share,
     diversed_loss,
@@ -16,10 +17,9 @@ from hf_diversed.training.objective import (
     leave_one_out,
     policy_terms,
 )
-from hf_diversed.verifiers.learned import Decisions, MixtureScore, TokenScore
 
 
-SCORES = {"mixture": MixtureScore(), "token": TokenScore()}
+SCORES = {"mixture": MixtureAcceptance(), "token": TokenAcceptance()}
 MIXTURE = SCORES["mixture"]
 every_score = pytest.mark.parametrize("score", SCORES.values(), ids=SCORES.keys())
 
@@ -427,6 +427,6 @@ def test_half_precision_logits_are_widened():
     """Catches arithmetic in the head's own dtype: bfloat16 resolves w near 0.5 to 2^-9 only."""
     decisions = record([True, False], [0.1, 0.6], [0.4, 0.2], dtype=torch.float32)
     logit = torch.tensor([0.3, -0.2], dtype=torch.bfloat16)
-    for score, term in itertools.product(SCORES.values(), (MixtureScore.log_prob, expected_acceptance)):
-        term = type(score).log_prob if term is MixtureScore.log_prob else term
+    for score, term in itertools.product(SCORES.values(), (MixtureAcceptance.log_prob, expected_acceptance)):
+        term = type(score).log_prob if term is MixtureAcceptance.log_prob else term
         assert torch.equal(term(score, logit, decisions), term(score, logit.float(), decisions))

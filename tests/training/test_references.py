@@ -1,5 +1,7 @@
 """Stored rewards of the target's own completions."""
 
+import json
+
 import pytest
 import torch
 
@@ -53,6 +55,16 @@ def test_rows_with_other_answers_have_their_own_reward(path):
     assert len(store.missing(arrays)) == 2  # text of such arrays is abbreviated
     store.measure(rows, lambda rows, _: [(row, 1.0) for row in rows], 2, save=True)
     assert [ReferenceRewards(path, SETTINGS)[row] for row in rows] == [0.0, 1.0]
+
+
+def test_the_speed_of_drafting_is_no_setting(path):
+    """Catches a resumed run that measures again after its batch size was lowered, also with an older file."""
+    path.parent.mkdir()
+    stored = {**SETTINGS, "batch_size": 128, "num_assistant_tokens": 5}
+    path.write_text(json.dumps({"settings": stored, "rewards": {}}))
+    store = ReferenceRewards(path, {**stored, "batch_size": 16, "num_assistant_tokens": 3})
+    store.save()
+    assert json.loads(path.read_text())["settings"].keys() == SETTINGS.keys()
 
 
 def test_other_settings_are_refused_by_name(path):

@@ -10,7 +10,8 @@ from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import SOURCES
-from hf_diversed.training.rollout import RecordingVerifier, Rollouts, Sampler
+from hf_diversed.training.acceptance import MixtureAcceptance, TokenAcceptance
+from hf_diversed.training.rollout import Rollouts, Sampler
 from hf_diversed.verifiers import diversed
 from tests.tiny import EOS, tiny_draft, tiny_model
 from tests.training import runs
@@ -142,7 +143,8 @@ def test_decisions_follow_the_recorded_distributions(features: str):
     """Catches accept flags of other positions. The number of rejections minus the sum of w TV, or of w (1 - p/q)+, is
     a martingale; it exceeds 4.5 standard deviations with probability below 1e-5, and the seed is fixed."""
     drawn = draw(features=features, prompts=PROMPTS * 12, batch_size=96)
-    decisions, score = drawn.rollouts.decisions, RecordingVerifier(drawn.head).score
+    decisions = drawn.rollouts.decisions
+    score = TokenAcceptance() if drawn.head.needs_token else MixtureAcceptance()
     with torch.no_grad():
         rejection = score.expected_rejection(drawn.head(**drawn.rollouts.inputs), decisions)
     surprise = (~decisions.accepted).float().sum() - rejection.sum()
@@ -257,10 +259,11 @@ def test_reference_completions_follow_the_target():
     assert surprise.mean().abs() < 4.5 * surprise.std() / len(surprise) ** 0.5
 
 
-def test_truncation_reaches_the_distributions():
+@pytest.mark.parametrize("settings", [{"top_k": 1}, {"top_p": 0.001}])
+def test_truncation_reaches_the_distributions(settings):
     """Catches top_k or top_p without effect: with one token left p(y) is 0 or 1."""
-    decisions = draw(top_k=1).rollouts.decisions
-    assert set(decisions.target_prob.tolist()) <= {0.0, 1.0}
+    decisions = draw(**settings).rollouts.decisions
+    assert set(decisions.target_prob.tolist()) == {0.0, 1.0}
 
 
 def test_weights_of_other_tokens_are_not_computed(monkeypatch):

@@ -60,4 +60,4 @@ def test_the_limit_can_change_on_resume(tmp_path):
     assert len(again.constraint.batches) == 3
     fixed = runs.trainer(tmp_path, acceptance_coef=0.7, max_steps=8)
     fixed.train(resume_from_checkpoint=True)
-    assert fixed.constraint.worth == 0.7
+    assert fixed.constraint.effective_coef == 0.7

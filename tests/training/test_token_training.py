@@ -42,7 +42,7 @@ def test_settings_follow_the_head_that_is_given(tmp_path):
     found = json.loads((tmp_path / "second" / "provenance.json").read_text())
     assert found["continued_from"] == module_digest(head)
     assert "token_features" not in found["training"]
-    with pytest.raises(ValueError, match="head_type: only for new heads"):
+    with pytest.raises(ValueError, match="head_type can only be set for a new head, but head= was given"):
         runs.trainer(tmp_path / "third", head=head, head_type="mlp")
 
 

@@ -7,8 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hf_diversed.training import trainer as trainer_module
+from hf_diversed.training.counterfactual import FitSettings, fit_head
 from tests.tiny import EOS, calibration
 from tests.training import runs
+from tests.training.test_counterfactual import planted
 
 
 def history(trainer, name: str) -> list[float]:
@@ -43,6 +46,14 @@ def test_log_has_trl_s_names(done):
         assert names <= set(line)
         assert all(math.isfinite(value) for value in line.values())
         assert min(value for name, value in line.items() if name.startswith("time/")) >= 0
+
+
+def test_rollouts_use_the_sampling_settings_of_the_run(tmp_path):
+    """Catches top_k, top_p or a temperature that rollouts ignore."""
+    trainer = runs.trainer(tmp_path, top_k=7, top_p=0.8, temperature=0.6)
+    settings = trainer.sampler.settings
+    assert (settings.top_k, settings.top_p, settings.temperature) == (7, 0.8, 0.6)
+    assert trainer.model.config.training_temperature == 0.6
 
 
 # Rewards
@@ -176,6 +187,15 @@ def test_fresh_head_starts_at_the_asked_weight(tmp_path):
     assert history(trainer, "weight") == pytest.approx([0.8])
 
 
+def test_new_heads_leave_other_gpus_alone(tmp_path, monkeypatch):
+    """Catches a new head that saves the random state of every GPU, which creates a context on each."""
+    saved, fork = [], torch.random.fork_rng
+    monkeypatch.setattr(torch.random, "fork_rng", lambda devices=None: saved.append(devices) or fork(devices))
+    runs.trainer(tmp_path)
+    fit_head(planted(), FitSettings())
+    assert saved == [[], []]
+
+
 # Evaluation and the best head
 
 
@@ -230,6 +250,19 @@ def test_best_head_is_loaded_at_the_end(done):
     assert best.endswith(f"checkpoint-{2 * (objectives.index(max(objectives)) + 1)}")
     stored = load_file(f"{best}/model.safetensors")
     assert all(torch.equal(value, stored[name]) for name, value in trainer.model.state_dict().items())
+
+
+@pytest.mark.parametrize(("metric", "is_warned"), [("objective", True), ("reward", False)])
+def test_heads_over_the_limit_are_warned_of(tmp_path, monkeypatch, metric, is_warned):
+    """Catches a warning of the drop that reads another metric, such as a reward of 0."""
+    warned = []
+    monkeypatch.setattr(trainer_module.logger, "warning", warned.append)
+    held_out = {"eval_dataset": runs.rows()[:2], "eval_strategy": "steps", "metric_for_best_model": metric}
+    trainer = runs.trainer(tmp_path, runs.zero, acceptance_coef=None, max_steps=2, **held_out)
+    evaluate = trainer.evaluate
+    monkeypatch.setattr(trainer, "evaluate", lambda **kwargs: evaluate(**kwargs) | {"eval_objective": -0.5})
+    trainer.train()
+    assert any("the smallest was 0.5000. Train longer, on more prompts" in line for line in warned) is is_warned
 
 
 # What it is given

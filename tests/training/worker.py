@@ -25,7 +25,7 @@ class Recorded(DiversedTrainer):
         batch = super().roll_out(rows)
         start = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.num_drawn += len(rows)
-        record = {"batch": batch, "head": start, "worth": self.constraint.worth}
+        record = {"batch": batch, "head": start, "coef": self.constraint.effective_coef}
         self.batches.append(record | {"prompts": [row["prompt"] for row in rows]})
         return batch
 

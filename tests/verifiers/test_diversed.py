@@ -99,7 +99,7 @@ def test_distribution_head_needs_no_hidden_states():
     [
         ({"target_hidden_size": 99}, r"a target model of hidden size 4, got 99; .* trained with \(org/big\)"),
         ({"draft_hidden_size": 98}, r"a draft model of hidden size 3, got 98; .* trained with \(org/small\)"),
-        ({"batch_size": 3, "num_prompts": 3}, r"diversed_strictness must be one value or one per prompt \(3\), got 2"),
+        ({"batch_size": 3, "num_prompts": 3}, r"`strictness` must be one value or one per prompt \(3\), got 2"),
     ],
 )
 def test_refuses_before_the_first_forward(changes: dict, message: str):

@@ -67,7 +67,7 @@ class AcceptanceModel(Protocol):
         """Return the weight on the target at every decision: `[M]`."""
 
 
-class MixtureScore:
+class MixtureAcceptance:
     """The mixture v = w p + (1 - w) q with w = sigmoid(logit): an `AcceptanceModel`.
 
     y is drafted and accepted with probability min(q, v)(y), and emitted after a rejection with
@@ -79,27 +79,27 @@ class MixtureScore:
     def log_prob(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
         surplus = decisions.target_prob >= decisions.draft_prob
         accepted = self._log_mixture(logit, decisions).masked_fill(surplus, 0.0)
-        return torch.where(decisions.accepted, accepted, F.logsigmoid(_at_precision(logit, decisions)))
+        return torch.where(decisions.accepted, accepted, F.logsigmoid(_as_record_dtype(logit, decisions)))
 
     def expected_rejection(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
         return self.weight(logit, decisions) * decisions.tv
 
     def weight(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-        return torch.sigmoid(_at_precision(logit, decisions))
+        return torch.sigmoid(_as_record_dtype(logit, decisions))
 
     def _log_mixture(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
         """Return log v(y) = log(w p(y) + (1 - w) q(y)), `[M]`."""
         # In log space, because v rounds to 0 at p = 0 and w near 1, where its gradient is NaN. Only q has a floor: one
         # of the two terms may be log 0, and a floor of p could exceed a tiny (1 - w) q.
-        logit = _at_precision(logit, decisions)
+        logit = _as_record_dtype(logit, decisions)
         return torch.logaddexp(
             F.logsigmoid(logit) + decisions.target_prob.log(),
             F.logsigmoid(-logit) + _floored_log(decisions.draft_prob),
         )
 
 
-class TokenScore:
-    """A weight per token, w(x) = sigmoid(logit) at the draft token x (see `mixture.py`): an `AcceptanceModel`.
+class TokenAcceptance:
+    """A weight per token, w(x) = sigmoid(logit) at the draft token x (`verifiers/mixture.py`): an `AcceptanceModel`.
 
     x is accepted with probability 1 - w(x) + w(x) min(1, p(x)/q(x)). Without constant terms, `log_prob` is the log of
     this for an accepted x with p < q, 0 for one with p >= q, and log w(x) for a rejection. Its gradient is the exact
@@ -108,21 +108,21 @@ class TokenScore:
 
     def log_prob(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
         accepted = self._log_kept(logit, decisions).masked_fill(decisions.strict_prob >= 1.0, 0.0)
-        return torch.where(decisions.accepted, accepted, F.logsigmoid(_at_precision(logit, decisions)))
+        return torch.where(decisions.accepted, accepted, F.logsigmoid(_as_record_dtype(logit, decisions)))
 
     def expected_rejection(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
         return self.weight(logit, decisions) * (1.0 - decisions.strict_prob)
 
     def weight(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-        return torch.sigmoid(_at_precision(logit, decisions))
+        return torch.sigmoid(_as_record_dtype(logit, decisions))
 
     def _log_kept(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-        """Return log(1 - w + w min(1, p/q)) of the draft token, `[M]`; in log space as in `MixtureScore`."""
-        logit = _at_precision(logit, decisions)
+        """Return log(1 - w + w min(1, p/q)) of the draft token, `[M]`; in log space as in `MixtureAcceptance`."""
+        logit = _as_record_dtype(logit, decisions)
         return torch.logaddexp(F.logsigmoid(-logit), F.logsigmoid(logit) + decisions.strict_prob.log())
 
 
-def _at_precision(logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+def _as_record_dtype(logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
     assert logit.shape == decisions.sequence.shape, "one output per decision"
     return logit.to(decisions.target_prob.dtype)
 
