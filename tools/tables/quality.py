@@ -107,14 +107,14 @@ def published() -> dict[str, Table]:
             ],
             [
                 _speed("t0", 1)._replace(header="tokens/s", form=factor),
-                Column("tokens per code answer", "mean_tokens", count, f"{mbpp}-t0"),
+                Column("code: answer length", "mean_tokens", count, f"{mbpp}-t0"),
                 Column("code: correct", "quality", share, f"{mbpp}-t0"),
                 Column("math: correct", "quality", share, f"{gsm8k}-t0"),
             ],
             "Qwen2.5-Coder 1.5B with 0.5B, greedy decoding, `num_assistant_tokens=5`. Code: 500 prompts of MBPP (95% "
-            "intervals: ±5 points). Math: 300 of GSM8K (±6), 100 in bfloat16 and 200 in float32. Tokens per second: "
-            "relative to the target alone, 8 prompts of MBPP at batch size 1, median of 3 runs in bfloat16 on two CPU "
-            "threads, with linear layers packed by `benchmarks/cpu_layers.py`.",
+            "intervals: ±5 points), lengths in tokens. Math: 300 of GSM8K (±6), 100 in bfloat16 and 200 in float32. "
+            "Tokens per second: relative to the target alone, 8 prompts of MBPP at batch size 1, median of 3 runs in "
+            "bfloat16 on two CPU threads, with linear layers packed by `benchmarks/cpu_layers.py`.",
         ),
         "head-real": Table(
             "head trained on MBPP, task",
