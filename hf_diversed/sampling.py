@@ -107,7 +107,7 @@ def draw(probs: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
     if noise.shape == probs.shape:
         return (probs / noise).argmax(dim=-1)
     cumulated = probs.cumsum(dim=-1)
-    # The value is in (0, total], so the first entry that reaches it exists.
+    # The value is in (0, total], so the first entry that reaches it exists, unless a probability is NaN.
     reached = torch.searchsorted(cumulated, (1.0 - noise) * cumulated[:, -1:]).clamp_max(probs.shape[-1] - 1)
     # A sum that is computed in parallel may increase by rounding at a token of probability 0.
     return torch.where(probs.gather(-1, reached) > 0, reached, probs.argmax(dim=-1, keepdim=True)).squeeze(-1)

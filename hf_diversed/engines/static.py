@@ -82,8 +82,7 @@ class StaticEngine(EagerEngine):
         """Return why a round cannot be one function and only the forwards are compiled; None if it can."""
         if self.draft is None:
             return "draft tokens are looked up on the host"
-        models = self.target.model, self.draft.model
-        if {model_facts.device(model) for model in models} != {self.rows.ids.device}:
+        if {self.target.device, self.draft.device} != {self.rows.ids.device}:
             return "the models and the ids are on different devices"
         if self.processor.reads_prefix:
             return "a logits processor reads the text so far"
@@ -112,8 +111,8 @@ class StaticEngine(EagerEngine):
         assert draft is not None
         drafter.catch_up()
         rows, gamma = self.rows, self._fit_to_limits(gamma, verifier_state)
-        for model in (self.target, draft):  # of equal capacity, as `_shape` has that of the target only
-            model.make_room(max(max(rows.lengths.host) + gamma, self.target.capacity))
+        self.target.make_room(max(rows.lengths.host) + gamma)
+        draft.make_room(self.target.capacity)  # `_shape` contains the capacity of the target only
         inputs = self._prepare_inputs(self._settings, gamma, verifier_state)
         try:
             round = self.run_round(self._settings, draft, inputs, self._shape(gamma, verifier_state))

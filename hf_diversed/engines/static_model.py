@@ -119,8 +119,8 @@ class StaticModel(RaggedModel):
 
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
         super().prefill(input_ids, chunk_size)
-        keys, values = ([getattr(layer, name) for layer in self._cache.layers] for name in ("keys", "values"))
-        self._use(self._sized(keys, values, capacity_for(input_ids.shape[1] + 1)))
+        layers, capacity = self._cache.layers, capacity_for(input_ids.shape[1] + 1)
+        self._use(self._sized([layer.keys for layer in layers], [layer.values for layer in layers], capacity))
         if self.keep_hidden:
             # In its first forward pass with hidden states, transformers installs a recorder under a lock, which
             # compiled code cannot acquire.

@@ -286,14 +286,13 @@ def check_drafts(
         value = getattr(config, name)
         if value is not None and not is_count(value):
             raise ValueError(f"{name} must be an integer >= 1, got {value!r}.")
-    exit_layer, layers = config.assistant_early_exit, model_facts.num_layers(model)
-    if exit_layer is not None and exit_layer >= layers:
-        raise ValueError(
-            f"assistant_early_exit must be below the model's {layers} layers, got {exit_layer}: with all layers, "
-            "the draft model would be the target."
-        )
-    if exit_layer is not None:
+    if (exit_layer := config.assistant_early_exit) is not None:
         check_early_exit(model)
+        if exit_layer >= (layers := model_facts.num_layers(model)):
+            raise ValueError(
+                f"assistant_early_exit must be below the model's {layers} layers, got {exit_layer}: with all layers, "
+                "the draft model would be the target."
+            )
 
 
 def check_return_sequences(count: int | None, named: dict[str, int | None]) -> None:

@@ -26,7 +26,7 @@ def active_draft_tokens(tokens: torch.Tensor, counts: torch.Tensor, eos_ids: tor
 
 
 class Drafter:
-    """Generates the draft tokens of an eager engine. The defaults are those of drafters without a model.
+    """Generates the draft tokens of an engine. The defaults are those of drafters without a model.
 
     Attributes:
         rule: ends draft blocks early; None if every round has the requested length.

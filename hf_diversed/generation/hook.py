@@ -23,7 +23,7 @@ def dispatch(original, stock: inspect.Signature, model: PreTrainedModel, args: t
     Args:
         original: the wrapped `generate`. stock: the signature of upstream's `generate`.
     """
-    is_draft = getattr(kwargs.get("generation_config"), "is_assistant", None)  # of upstream's candidate generators
+    is_draft = getattr(kwargs.get("generation_config"), "is_assistant", None)  # upstream drafts with it
     attached = None if is_draft else attached_to(model)
     options = Options.pop_from(kwargs)
     if attached is None and not options.names_verifier():

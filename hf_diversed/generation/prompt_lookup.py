@@ -113,14 +113,11 @@ class CopyingDrafter(Drafter):
     def propose(self, counts: PerRow) -> tuple[DraftOutput | None, PerRow]:
         """See `ModelDrafter.propose`."""
         found = self.lookup.find(counts)
-        self._copied = all(map(len, compress(found, counts.host)))
-        if self._copied:
-            draft, copied = self.lookup.block(found)
-            # A processor may forbid all copied tokens of a row.
-            self._copied = draft is not None and all(compress(copied.host, counts.host))
-            if self._copied:
-                return draft, copied
-        return self.drafter.propose(counts.at_most(self.max_drafted))
+        has_matches = all(map(len, compress(found, counts.host)))
+        draft, copied = self.lookup.block(found) if has_matches else (None, counts)
+        # A processor may forbid all copied tokens of a row.
+        self._copied = draft is not None and all(compress(copied.host, counts.host))
+        return (draft, copied) if self._copied else self.drafter.propose(counts.at_most(self.max_drafted))
 
     def rewind(self, round: Round, accepted: list[int]) -> None:
         if self._copied:

@@ -31,11 +31,11 @@ def check_tokenizers(
         tokenizer, assistant_tokenizer: of target and draft model. None to load it from the model's folder or the local
             Hub cache. If one is missing, only a difference of vocabulary sizes is reported, by a warning.
     """
-    files = [_vocabulary_file(*model_facts.model_origin(model)) for model in (target, draft)]
-    if tokenizer is None and assistant_tokenizer is None and None not in files and _same_content(*files):
+    target_file, draft_file = (_vocabulary_file(*model_facts.model_origin(model)) for model in (target, draft))
+    if tokenizer is None and assistant_tokenizer is None and _same_content(target_file, draft_file):
         return
-    first = tokenizer if tokenizer is not None else _load(files[0])
-    second = assistant_tokenizer if assistant_tokenizer is not None else _load(files[1])
+    first = tokenizer if tokenizer is not None else _load(target_file)
+    second = assistant_tokenizer if assistant_tokenizer is not None else _load(draft_file)
     sizes = model_facts.vocab_size(target), model_facts.vocab_size(draft)
     if first is None or second is None:
         if sizes[0] != sizes[1]:
@@ -71,19 +71,24 @@ def _vocabulary_file(name: str, revision: str | None) -> Path | None:
     return None
 
 
-@lru_cache(maxsize=64)
-def _same_content(first: Path, second: Path) -> bool:
-    return first.name == second.name and filecmp.cmp(first, second, shallow=False)
+def _same_content(first: Path | None, second: Path | None) -> bool:
+    if first is None or second is None or first.name != second.name:
+        return False
+    return filecmp.cmp(first, second, shallow=False)
+
+
+def _load(file: Path | None) -> PreTrainedTokenizerBase | None:
+    return None if file is None else _load_folder(file.parent, file.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=8)
-def _load(file: Path | None) -> PreTrainedTokenizerBase | None:
-    """Load the tokenizer in the folder of a vocabulary file; None if it cannot be loaded."""
+def _load_folder(folder: Path, changed: int) -> PreTrainedTokenizerBase | None:
+    """Load the tokenizer in a folder; None if it cannot be loaded. `changed`: time of its vocabulary file."""
     try:
         # Load from the folder: with a Hub id, transformers may send requests even with local_files_only.
-        return None if file is None else AutoTokenizer.from_pretrained(file.parent, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:
-        logger.info(f"the tokenizer in {file and file.parent} was not loaded for comparison: {error}")
+        logger.info(f"the tokenizer in {folder} was not loaded for comparison: {error}")
         return None
 
 

@@ -35,7 +35,7 @@ class DiversedHead(PreTrainedModel):
     dtype and that of the models. An untrained head predicts w = 0.5 everywhere.
 
     Attributes:
-        input_mean, input_std: `[width]`, in the dtype of the head, for the standardisation of inputs; 0 and 1 until
+        input_mean, input_std: `[width]`, in the dtype of the head, for the standardization of inputs; 0 and 1 until
             `standardize`.
 
     Example:
@@ -265,7 +265,7 @@ class DiversedHead(PreTrainedModel):
         return {name: self.out.weight.new_zeros(0, *shape) for name, shape in shapes.items()}
 
     def concatenate(self, token: torch.Tensor | None = None, **inputs: torch.Tensor | None) -> torch.Tensor:
-        """Return the inputs of `forward` as one vector per position, float32 `[..., width]`, not standardised."""
+        """Return the inputs of `forward` as one vector per position, float32 `[..., width]`, not standardized."""
         values = self._values(**inputs)
         if self.needs_token:
             values = torch.cat([values, self._as_input("token", token, NUM_TOKEN_FEATURES)], dim=-1)

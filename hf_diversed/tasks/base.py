@@ -82,7 +82,10 @@ class Task:
         return [self.agreement(completion, answer) for completion, answer in zip(completions, answers)]
 
     def few_shot_prompt(self, record: Record, shots: Sequence[Record] = ()) -> str:
-        """Return the plain prompt after solved records, separated by blank lines."""
+        """Return the plain prompt after solved records, separated by blank lines.
+
+        `shots` must not contain `record`; see `choose_shots`.
+        """
         solved = [(self.prompt(shot) + self.reference(shot)).rstrip() for shot in shots]
         return "\n\n".join([*solved, self.prompt(record)])
 

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hf_diversed.harness.decode import seeded
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.training.labels import ABOUT_PAIR, Labels
 
@@ -146,7 +145,8 @@ def _new_head(labels: Labels, settings: FitSettings) -> tuple[DiversedHead, dict
         num_assistant_tokens=sampling["num_assistant_tokens"],
         training_temperature=sampling["temperature"],
     )
-    with seeded(settings.seed, labels.scores.device):
+    with torch.random.fork_rng([]):
+        torch.default_generator.manual_seed(settings.seed)
         head = DiversedHead(config)
     return head, inputs
 

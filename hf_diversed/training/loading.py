@@ -6,7 +6,6 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_diversed import model_facts
-from hf_diversed.harness.decode import seeded
 from hf_diversed.harness.pair import load_tokenizer as from_name
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.training.arguments import DiversedConfig
@@ -47,7 +46,8 @@ def fresh_head(target: PreTrainedModel, draft: PreTrainedModel | None, args: Div
         num_assistant_tokens=args.num_assistant_tokens,
         training_temperature=args.temperature,
     )
-    with seeded(args.seed, target.device):
+    with torch.random.fork_rng([]):
+        torch.default_generator.manual_seed(args.seed)
         head = DiversedHead(config)
     set_initial_prediction(head, args)
     return head

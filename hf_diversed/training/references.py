@@ -62,7 +62,7 @@ class ReferenceRewards:
 
         Args:
             draw: function of rows and a seed; returns one (row, reward) pair per completion. The seed is the number
-                of stored rewards, so a resumed measurement draws the same completions.
+                of stored rewards, so a resumed measurement with the same batch size draws the same completions.
             save: whether this process writes the file.
         """
         todo = self.missing(rows)

@@ -189,7 +189,7 @@ class VerifierState:
 
 
 class CompositeVerifier(Verifier):
-    """Base class of verifiers that combine other verifiers; requirements are the union of the class's and theirs.
+    """Base class of verifiers that combine other verifiers. Requirements of the class and of its parts are combined.
 
     Raises:
         TypeError: if a part is not a verifier.

@@ -87,7 +87,8 @@ class MixtureVerifier(Verifier):
 
     Sampling uses p(x), q(x) and w at the draft tokens only, as the residual distribution norm(max(p - q, 0)) does not
     depend on w. Greedy: accept x iff it is argmax v, with p and q at temperature 1; else emit argmax v. The module
-    docstring defines v for weights per position and per token. Each bound is one value, or one per prompt or row.
+    docstring defines v for weights per position and per token. Each bound is one value, or one per prompt or row, and
+    so is each further attribute in `row_settings`: None or a list of numbers.
 
     Args:
         max_bias: in [0, 1]. Raises w until TV(v, p) <= max_bias at every draft position. In greedy decoding
@@ -114,7 +115,7 @@ class MixtureVerifier(Verifier):
         self.state_width = 0 if self.bias_budget is None else 1  # the sum of TV(v, p) so far
 
     def check(self, context: DecodingContext) -> None:
-        for name in self.row_settings:
+        for name in dict.fromkeys((*LIMITS, *self.row_settings)):
             values = getattr(self, name)
             if values is not None and len(values) not in (1, context.num_prompts, context.batch_size):
                 allowed = f"one value or one per prompt ({context.num_prompts})"
@@ -133,9 +134,9 @@ class MixtureVerifier(Verifier):
         }
 
     def row_values(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
-        """Return the values of `row_settings`, repeated for `num_return_sequences` in the order of `generate`."""
+        """Return the settings per row, repeated for `num_return_sequences` in the order of `generate`."""
         columns = {}
-        for name in self.row_settings:
+        for name in dict.fromkeys((*LIMITS, *self.row_settings)):
             values = getattr(self, name)
             if values is not None:
                 exact = name == "bias_budget" and device.type != "mps"  # MPS has no float64

@@ -7,7 +7,7 @@ from hf_diversed.head import DiversedHead
 
 
 class ServedHead(nn.Module):
-    """The logits of a `DiversedHead` in 4 operations instead of 25: the first layer contains the standardisation.
+    """The logits of a `DiversedHead` in 4 operations instead of 25: the first layer contains the standardization.
 
     Args:
         head: a head with distribution features, with or without token features. It is not changed.
