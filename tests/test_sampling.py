@@ -87,10 +87,11 @@ def test_draw_by_inversion_follows_the_distribution():
 
 def test_draw_never_returns_a_token_of_probability_0(monkeypatch):
     """Catches a cumulative sum that rounding raises at such a token, as in a sum that is computed in parallel."""
-    cumsum, raised = torch.Tensor.cumsum, torch.tensor([0.0, 0.2, 0.0])
-    monkeypatch.setattr(torch.Tensor, "cumsum", lambda self, dim: cumsum(self, dim) + raised)
+    calls, cumsum, raised = [], torch.Tensor.cumsum, torch.tensor([0.0, 0.2, 0.0])
+    monkeypatch.setattr(torch.Tensor, "cumsum", lambda self, dim: calls.append(dim) or cumsum(self, dim) + raised)
     grid = torch.arange(0, 1, 1 / 64)
     tokens = draw(torch.tensor([0.3, 0.0, 0.7]).expand(len(grid), -1), grid[:, None])
+    assert calls
     assert set(tokens.tolist()) == {0, 2}
 
 

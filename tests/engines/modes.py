@@ -17,7 +17,7 @@ SMALL = {"num_assistant_tokens": 2, "max_new_tokens": 14, "do_sample": False, "r
 
 
 class Interrupting(StoppingCriteria):
-    """Ends a call with an error once the text has more than 12 tokens."""
+    """Raises RuntimeError once the ids have more than 12 columns."""
 
     def __call__(self, input_ids, scores, **kwargs):
         if input_ids.shape[1] > 12:

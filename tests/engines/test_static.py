@@ -50,8 +50,11 @@ def test_static_shapes_change_no_token(architecture):
     """Catches masks, windows and positions that are correct for growing shapes only, and reads of padding rows."""
     pair = pair_of(architecture)
     repeated = {name: values[[1, 0, 1]] for name, values in ragged_batch(2).items()}
-    others = (ragged_batch(1), ragged_batch(8)) if architecture in ("llama", "gemma3_text", "gpt_oss") else ()
-    for batch in (repeated, *others):
+    batches = [repeated]
+    # Full, sliding and eager attention, learned positions.
+    if architecture in ("llama", "gemma3_text", "gpt_oss", "gpt2"):
+        batches += [ragged_batch(1), ragged_batch(8)]
+    for batch in batches:
         out = assert_same(pair, STATIC, batch=batch, max_new_tokens=14, num_assistant_tokens=5)
         assert out.stats.engine == "static"
 
@@ -272,13 +275,15 @@ def test_scores_records_and_streams(pair):
     assert torch.equal(streamed, text[0, 9:])
 
 
-@pytest.mark.parametrize("mode", [{}, STATIC, TRACED], ids=["eager", "static", "traced"])
-def test_calls_after_an_interrupted_call(pair, mode):
+@pytest.mark.parametrize(("mode", "engine"), [({}, "eager"), (STATIC, "static"), (TRACED, "compiled")])
+def test_calls_after_an_interrupted_call(pair, mode, engine):
     """Catches state of an interrupted call that later calls use."""
     expected = decode(pair, {}).sequences
     for _ in range(2):
         interrupt(pair, mode)
-        assert torch.equal(decode(pair, mode).sequences, expected)
+        out = decode(pair, mode)
+        assert torch.equal(out.sequences, expected)
+        assert out.stats.engine == engine
 
 
 @pytest.mark.parametrize("mode", [{}, STATIC], ids=["eager", "static"])

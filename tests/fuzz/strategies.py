@@ -94,7 +94,7 @@ _head = st.builds(
     st.sampled_from(("hidden", "distribution", "both")),
     token_features=st.booleans(),
 )
-_head_of_block = st.builds(
+_block_head = st.builds(
     head,
     st.sampled_from(("linear", "mlp")),
     st.sampled_from(("distribution", "both")),
@@ -128,7 +128,7 @@ _WITH_EMITTED_PROBS = st.one_of(
     st.builds(ContrastiveVerifier, st.floats(0.0, 1.0), _unit),
 )
 _TOKENWISE = _WITH_EMITTED_PROBS | st.one_of(
-    st.builds(DiversedVerifier, _head_of_block, _unit, max_ratio=st.none() | _ratio),
+    st.builds(DiversedVerifier, _block_head, _unit, max_ratio=st.none() | _ratio),
     st.builds(LenientVerifier, st.floats(0.01, 1.0)),
     _lossy(),
     st.builds(TypicalAcceptanceVerifier, _unit, st.floats(0.0, 2.0)),

@@ -27,6 +27,8 @@ from tests.tiny import Listener, generate, ragged_batch, tiny_head
 
 
 CONFIDENCE = {"num_assistant_tokens_schedule": "confidence"}
+ADAPTIVE = {"num_assistant_tokens_schedule": "adaptive"}
+WHOLE_BLOCKS = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0}
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
 
 
@@ -123,9 +125,7 @@ def test_lossless_greedy_is_the_targets(pair, given: dict, batch_size: int):
     assert torch.equal(out.sequences, plain)
     assert torch.equal(out.token_records.tokens, out.sequences[:, 9:])
     assert stats.num_accepted == int((out.token_records.source == 0).sum()) == sum(stats.accepted_per_position)
-    whole = generate(
-        pair, **{**call, **given, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0}
-    )
+    whole = generate(pair, **call | WHOLE_BLOCKS)
     assert stats.acceptance_rate > whole.stats.acceptance_rate
     assert stats.draft_forwards < whole.stats.draft_forwards
 
@@ -133,16 +133,20 @@ def test_lossless_greedy_is_the_targets(pair, given: dict, batch_size: int):
 @pytest.mark.parametrize("batch_size", [1, 4])
 @pytest.mark.parametrize(
     "given",
-    [CONFIDENCE, {"assistant_confidence_threshold": 0.6}, {"num_assistant_tokens_schedule": "adaptive"}],
+    [CONFIDENCE, {"assistant_confidence_threshold": 0.6}, ADAPTIVE],
     ids=["rule", "threshold", "adaptive"],
 )
 def test_early_ends_with_processors_of_the_prefix(pair, given: dict, batch_size: int):
     """Catches processors that receive the prefix of another position after a block that ended early."""
     call = {**ragged_batch(batch_size), **GREEDY, "repetition_penalty": 1.3, "no_repeat_ngram_size": 3}
-    plain, out = pair[0].generate(**call), generate(pair, **call, **given, verifier="lossless")
+    plain = pair[0].generate(**call)
+    call |= {"verifier": "lossless", "num_assistant_tokens": 9}
+    out = generate(pair, **call, **given)
     assert torch.equal(out.sequences, plain)
     assert out.stats.num_accepted > 0
     assert out.stats.num_rejected > 0
+    if given != ADAPTIVE:
+        assert out.stats.draft_forwards < generate(pair, **call, **WHOLE_BLOCKS).stats.draft_forwards
 
 
 def test_counts_are_those_of_the_blocks(pair, monkeypatch):

@@ -112,8 +112,10 @@ def test_other_candidate_generators_across_the_limit():
     """Catches an error for generators that read the text only, and their candidates across the limit."""
     target, ids = model("longrope"), ragged_batch(1, 24)["input_ids"]
     call = {"do_sample": False, "max_new_tokens": 20}
-    out = target.generate(ids, **call, verifier="lossless", candidate_generator=sources.Copies())
-    assert torch.equal(out, target.generate(ids, **call))
+    settings = {"verifier": "lossless", "candidate_generator": sources.Copies(), "return_dict_in_generate": True}
+    out = target.generate(ids, **call, **settings)
+    assert torch.equal(out.sequences, target.generate(ids, **call))
+    assert out.stats.num_drafted > 0
 
 
 def test_padding_is_not_skipped_beyond_the_limit(monkeypatch):

@@ -96,18 +96,21 @@ def test_greedy_rows_are_their_greedy_call(pair):
     assert torch.equal(mixed[:7, :width], greedy[:7, :width])
 
 
-@pytest.mark.parametrize("mode", [{}, STATIC], ids=["eager", "static"])
-def test_sequences_of_a_prompt_share_its_settings(pair, mode):
+@pytest.mark.parametrize(("mode", "engine"), [({}, "eager"), (STATIC, "static")])
+def test_sequences_of_a_prompt_share_its_settings(pair, mode, engine):
     """Catches the strictness or temperature of another prompt in calls with several sequences per prompt."""
     batch, settings = ragged_batch(), {"diversed_strictness": [0.2, 0.5, 0.7, 1.0]}
     settings["diversed_temperature"] = [0.0, 0.7, 1.0, 1.3]
     repeated = {name: values.repeat_interleave(3, dim=0) for name, values in batch.items()}
     repeated |= {name: [value for value in values for _ in range(3)] for name, values in settings.items()}
     call = {"assistant_model": pair[1], "diversed_head": tiny_head(), "do_sample": True, "top_k": 0, **mode}
+    call |= {"max_new_tokens": 12, "return_dict_in_generate": True}
     outputs = []
     for given in (batch | settings | {"num_return_sequences": 3}, repeated):
         torch.manual_seed(0)
-        outputs.append(pair[0].generate(**call, **given, max_new_tokens=12))
+        out = pair[0].generate(**call, **given)
+        assert out.stats.engine == engine
+        outputs.append(out.sequences)
     assert torch.equal(*outputs)
     assert [len(set(map(tuple, rows))) for rows in outputs[0].view(4, 3, -1).tolist()] == [1, 3, 3, 3]
 

@@ -79,13 +79,18 @@ def counted(monkeypatch, rounds: list[Counter]):
 
 
 def test_transfers_are_counted():
-    """Catches a counter that misses transfers, with which the other tests here could not fail."""
+    """Catches a counter that misses transfers, so that the other tests could not fail."""
     with Transfers() as transfers:
         values = torch.tensor([1.0, 2.0])
         assert transfers.seen == Counter(uploads=1)
         values.sum().item()
         values[values > 1.0]
-    assert transfers.seen == Counter(uploads=1, reads=2)
+        values[values > 1.0] = values[:1]
+        values.nonzero()
+        values.masked_select(values > 1.0)
+        torch.equal(values, values)
+        torch.unique(values)
+    assert transfers.seen == Counter(uploads=1, reads=7)
 
 
 MAKERS = {

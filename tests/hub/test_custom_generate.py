@@ -141,7 +141,7 @@ def test_works_without_the_hook(hub, installed, pair):
 
 
 def test_only_another_head_is_refused_without_the_hook(hub, installed, pair):
-    """Catches an explicit None that is passed on beside the published head."""
+    """Catches an explicit None that is passed on beside the published head, and a head of the call that is ignored."""
     make_head(pair).push_to_hub(REPO)
     uninstall_hook()
     with pytest.raises(ValueError, match="uses its own head; remove diversed_head="):

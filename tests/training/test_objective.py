@@ -19,9 +19,9 @@ from hf_diversed.training.objective import (
 )
 
 
-SCORES = {"mixture": MixtureAcceptance(), "token": TokenAcceptance()}
-MIXTURE = SCORES["mixture"]
-every_score = pytest.mark.parametrize("score", SCORES.values(), ids=SCORES.keys())
+MODELS = {"mixture": MixtureAcceptance(), "token": TokenAcceptance()}
+MIXTURE = MODELS["mixture"]
+every_model = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
 
 VOCAB, LENGTH, GAMMA = 3, 5, 2
 TOKEN_LENGTH = 4  # a rejection of each token is a path of its own
@@ -71,7 +71,7 @@ class Process:
         theta: torch.Tensor | None = None,
     ):
         self.seed, self.eos, self.free_head, self.kind = seed, eos, free_head, kind
-        self.score, self.by_token = SCORES[kind], kind == "token"
+        self.model, self.by_token = MODELS[kind], kind == "token"
         self.length = TOKEN_LENGTH if self.by_token else LENGTH
         self.random = torch.Generator().manual_seed(seed)
         self.p, self.q = (torch.softmax(1.5 * self.normal(len(PREFIXES), VOCAB), -1) for _ in range(2))
@@ -172,7 +172,7 @@ class Process:
 
 PROCESSES = {
     f"{kind}-seed{seed}{'' if eos is None else '-eos'}{'-free' if free else ''}": Process(seed, eos, free, kind)
-    for kind in SCORES
+    for kind in MODELS
     for seed, eos, free in [(0, None, False), (2, 0, False), (3, 2, True)]
 }
 every_process = pytest.mark.parametrize("process", PROCESSES.values(), ids=PROCESSES.keys())
@@ -205,7 +205,7 @@ def test_enumeration_covers_the_process(process: Process):
 def test_score_is_the_gradient_of_the_expected_reward(process: Process):
     """Catches any wrong score: of accepted tokens with p > q, of residual or bonus tokens, or of rejections."""
     exact = process.gradient(process.probs @ process.rewards)
-    scores = process.score.log_prob(process.logit, process.decisions)
+    scores = process.model.log_prob(process.logit, process.decisions)
     weights = (process.probs * process.rewards).detach()
     by_score = process.gradient((weights[process.decisions.sequence] * scores).sum())
     assert relative_error(by_score, exact) < TOLERANCE
@@ -218,7 +218,7 @@ def test_policy_loss_has_that_gradient_at_ratio_1(process: Process):
     advantage = (process.probs * process.rewards).detach()
     for clip_range in (None, 0.2):
         logit = process.logit
-        loss = policy_loss(process.score, logit, logit, process.decisions, advantage, clip_range)
+        loss = policy_loss(process.model, logit, logit, process.decisions, advantage, clip_range)
         assert relative_error(-process.gradient(loss) * len(process.leaves), exact) < TOLERANCE
 
 
@@ -229,7 +229,7 @@ def test_accepted_share_is_an_exact_reward(process: Process):
     share = torch.tensor([sum(coins) / len(coins) for coins in kept], dtype=torch.float64)
     torch.testing.assert_close(accepted_share(process.decisions), share)
     logit, advantage = process.logit, process.probs.detach() * accepted_share(process.decisions)
-    loss = len(process.leaves) * policy_loss(process.score, logit, logit, process.decisions, advantage)
+    loss = len(process.leaves) * policy_loss(process.model, logit, logit, process.decisions, advantage)
     assert relative_error(-process.gradient(loss), process.gradient(process.probs @ share)) < TOLERANCE
 
 
@@ -238,7 +238,7 @@ def test_ratios_reweight_to_another_policy(process: Process):
     """Catches a log-probability with the right gradient but wrong differences, such as a missing term with w."""
     theta = process.theta.detach() + 0.7 * process.normal(len(process.theta))
     other = Process(process.seed, process.eos, process.free_head, process.kind, theta)
-    change = process.score.log_prob(other.logit, process.decisions) - process.score.log_prob(
+    change = process.model.log_prob(other.logit, process.decisions) - process.model.log_prob(
         process.logit, process.decisions
     )
     ratio = change.new_zeros(len(process.leaves)).index_add(0, process.decisions.sequence, change).exp()
@@ -252,7 +252,7 @@ def test_expected_acceptance_counts_decisions(process: Process):
     """Catches 1 - TV or 1 - (1 - w) TV: expected and actual acceptance have the same expectation."""
     decisions = process.decisions
     accepts = torch.bincount(decisions.sequence[decisions.accepted], minlength=len(process.leaves)).double()
-    expected = expected_acceptance(process.score, process.logit, decisions) * decisions.counts()
+    expected = expected_acceptance(process.model, process.logit, decisions) * decisions.counts()
     torch.testing.assert_close(process.probs @ expected, process.probs @ accepts, rtol=TOLERANCE, atol=0.0)
 
 
@@ -264,20 +264,20 @@ def test_expected_acceptance_is_differentiated_at_fixed_visitation(process: Proc
     accept = process.kept / process.q if process.by_token else process.kept.sum(-1, keepdim=True).expand(-1, VOCAB)
     coins = accept[process.where, process.drafted]
     per_leaf = torch.stack([coins[process.decisions.sequence == n].mean() for n in range(len(process.leaves))])
-    found = expected_acceptance(process.score, process.logit, process.decisions)
+    found = expected_acceptance(process.model, process.logit, process.decisions)
     torch.testing.assert_close(found, per_leaf, rtol=TOLERANCE, atol=0.0)
     pathwise = process.gradient(process.probs.detach() @ found)
     assert relative_error(pathwise, process.gradient(process.probs.detach() @ per_leaf)) < TOLERANCE
     logit, returns = process.logit, (process.probs * found).detach()
-    loss = len(process.leaves) * policy_loss(process.score, logit, logit, process.decisions, returns)
+    loss = len(process.leaves) * policy_loss(process.model, logit, logit, process.decisions, returns)
     visitation = -process.gradient(loss)
     assert relative_error(pathwise + visitation, process.gradient(process.probs @ per_leaf)) < TOLERANCE
 
 
 @pytest.mark.parametrize("accepted", [False, True])
 @pytest.mark.parametrize(("advantage", "change"), [(1, 0.5), (1, -0.5), (-1, 0.5), (-1, -0.5), (1, 0.1)])
-@every_score
-def test_clip_removes_gradients_beyond_the_range(score, accepted: bool, advantage: float, change: float):
+@every_model
+def test_clip_removes_gradients_beyond_the_range(model, accepted: bool, advantage: float, change: float):
     """Catches max instead of min, and a clip in the other direction: A > 0 clips above, A < 0 below."""
     decisions, moves = record([accepted], [0.0 if accepted else 0.9], [0.5]), advantage * change < 0.2
     logit = torch.zeros(1, dtype=torch.float64, requires_grad=True)
@@ -285,7 +285,7 @@ def test_clip_removes_gradients_beyond_the_range(score, accepted: bool, advantag
     share = 0.5 * torch.exp(torch.tensor([-change], dtype=torch.float64))
     old = torch.logit(share) if not accepted else -torch.logit(share)
     loss, metrics = diversed_loss(
-        score, logit, old, decisions, torch.tensor([advantage], dtype=torch.float64), clip_range=0.2
+        model, logit, old, decisions, torch.tensor([advantage], dtype=torch.float64), clip_range=0.2
     )
     torch.testing.assert_close(metrics["ratio"].log().item(), change)
     (slope,) = torch.autograd.grad(loss, logit)
@@ -303,7 +303,7 @@ def test_parts_of_a_batch_add_up(name: str):
     """Catches terms with other divisors: in data-parallel training they would depend on how a batch is divided."""
     process, terms = PROCESSES[name], {"acceptance_coef": 0.3, "clip_range": 0.2}
     old, whole = process.logit.detach() + 0.3, process.decisions
-    loss, _ = diversed_loss(process.score, process.logit, old, whole, process.rewards, **terms)
+    loss, _ = diversed_loss(process.model, process.logit, old, whole, process.rewards, **terms)
     half = whole.num_sequences // 3
     total = torch.zeros((), dtype=torch.float64)
     shares = (whole.sequence < half, 0, half), (whole.sequence >= half, half, whole.num_sequences - half)
@@ -311,7 +311,7 @@ def test_parts_of_a_batch_add_up(name: str):
         columns = {name: getattr(whole, name)[chosen] for name in Decisions.COLUMNS}
         part = Decisions(**columns | {"sequence": columns["sequence"] - first}, num_sequences=count)
         rewards = process.rewards[first : first + count]
-        loss_of_part, _ = diversed_loss(process.score, process.logit[chosen], old[chosen], part, rewards, **terms)
+        loss_of_part, _ = diversed_loss(process.model, process.logit[chosen], old[chosen], part, rewards, **terms)
         total = total + loss_of_part * count / whole.num_sequences
     assert relative_error(total, loss) < TOLERANCE
     assert relative_error(process.gradient(total), process.gradient(loss)) < TOLERANCE
@@ -321,10 +321,10 @@ def test_parts_of_a_batch_add_up(name: str):
 def test_loss_is_the_sum_of_its_terms(name: str):
     """Catches an acceptance term with the wrong sign."""
     process = PROCESSES[name]
-    score, logit, decisions = process.score, process.logit, process.decisions
-    loss, metrics = diversed_loss(score, logit, logit, decisions, process.rewards, acceptance_coef=0.3)
-    expected = policy_loss(score, logit, logit, decisions, process.rewards)
-    torch.testing.assert_close(loss, expected - 0.3 * expected_acceptance(score, logit, decisions).mean())
+    model, logit, decisions = process.model, process.logit, process.decisions
+    loss, metrics = diversed_loss(model, logit, logit, decisions, process.rewards, acceptance_coef=0.3)
+    expected = policy_loss(model, logit, logit, decisions, process.rewards)
+    torch.testing.assert_close(loss, expected - 0.3 * expected_acceptance(model, logit, decisions).mean())
     assert not any(value.requires_grad for value in metrics.values())
     assert metrics["ratio"] == 1.0
 
@@ -337,28 +337,28 @@ def test_token_scores_equal_mixture_scores_at_one_weight():
     decisions = record(accepted, p, q)
     for at in (logit, logit + 0.5):
         mixture, token = (
-            (score.log_prob(at, decisions) - score.log_prob(logit, decisions)) for score in SCORES.values()
+            (model.log_prob(at, decisions) - model.log_prob(logit, decisions)) for model in MODELS.values()
         )
         torch.testing.assert_close(token, mixture)
 
 
-@every_score
-def test_rollouts_without_decisions_change_nothing(score):
+@every_model
+def test_rollouts_without_decisions_change_nothing(model):
     """Catches 0 / 0, which would make the gradient of the batch NaN, and a metric that includes constants."""
     logit = torch.tensor([0.3, -0.2], dtype=torch.float64, requires_grad=True)
     terms = {"acceptance_coef": 1.0, "clip_range": 0.2}
     slopes = []
     for sequence, rewards in (([0, 1], [1.0, -1.0]), ([1, 3], [5.0, 1.0, 5.0, -1.0, 5.0])):
         decisions = record([True, False], [0.1, 0.6], [0.4, 0.2], [0.3, 0.4], sequence, len(rewards))
-        loss, metrics = diversed_loss(score, logit, logit, decisions, torch.tensor(rewards), **terms)
+        loss, metrics = diversed_loss(model, logit, logit, decisions, torch.tensor(rewards), **terms)
         slopes.append(torch.autograd.grad(loss * len(rewards), logit)[0])
-        expected = 1.0 - score.expected_rejection(logit, decisions)
+        expected = 1.0 - model.expected_rejection(logit, decisions)
         torch.testing.assert_close(metrics["expected_acceptance"], expected.mean().detach())
-        for share in (expected_acceptance(score, logit, decisions), accepted_share(decisions)):
+        for share in (expected_acceptance(model, logit, decisions), accepted_share(decisions)):
             assert (share[decisions.counts() == 0] == 1.0).all()
     torch.testing.assert_close(*slopes)
     empty = record([], [], [], num_sequences=2)
-    loss, _ = diversed_loss(score, logit[:0], logit[:0], empty, torch.ones(2), clip_range=0.2)
+    loss, _ = diversed_loss(model, logit[:0], logit[:0], empty, torch.ones(2), clip_range=0.2)
     assert loss == 0.0
 
 
@@ -373,15 +373,15 @@ def test_leave_one_out():
     assert two.tolist() == [2.0, 0.0, -2.0]
 
 
-def check_finite(score, rows, clip_range: float | None, gain: float) -> None:
+def check_finite(model, rows, clip_range: float | None, gain: float) -> None:
     """Values and gradients of everything, for decisions (accepted, p, q, tv, logit, old logit)."""
     accepted, p, q, tv, new, old = zip(*rows)
     decisions = record(accepted, p, q, tv, sequence=[0] * len(rows), dtype=torch.float32)
     logit = torch.tensor(new, requires_grad=True)
     coefs = {"acceptance_coef": 0.5, "clip_range": clip_range}
-    loss, metrics = diversed_loss(score, logit, torch.tensor(old), decisions, torch.tensor([gain]), **coefs)
-    terms = (type(score).log_prob, expected_acceptance)
-    values = [term(score, logit, decisions) for term in terms]
+    loss, metrics = diversed_loss(model, logit, torch.tensor(old), decisions, torch.tensor([gain]), **coefs)
+    terms = (type(model).log_prob, expected_acceptance)
+    values = [term(model, logit, decisions) for term in terms]
     for value in [loss, *values]:
         (slope,) = torch.autograd.grad(value.sum(), logit, retain_graph=True)
         assert value.isfinite().all()
@@ -391,18 +391,18 @@ def check_finite(score, rows, clip_range: float | None, gain: float) -> None:
 
 @pytest.mark.parametrize("clip_range", [None, 0.2])
 @pytest.mark.parametrize("gain", [-30.0, 30.0])
-@every_score
-def test_float32_stays_finite_in_every_corner(score, clip_range: float | None, gain: float):
+@every_model
+def test_float32_stays_finite_in_every_corner(model, clip_range: float | None, gain: float):
     """Catches log 0, 0 / 0, exp overflow, 0 * inf behind a `where`: p = q, p = 0, q tiny, w rounded to 0 or 1."""
     corners = [0.0, 1e-45, 1e-38, 1e-7, 0.5, 1.0 - 2**-24, 1.0]
     logits = [-1e4, -120.0, -17.0, 0.0, 17.0, 120.0, 1e4]
     check_finite(
-        score, list(itertools.product([False, True], corners, corners, [0.0, 1.0], logits, logits)), clip_range, gain
+        model, list(itertools.product([False, True], corners, corners, [0.0, 1.0], logits, logits)), clip_range, gain
     )
 
 
-@every_score
-def test_float32_matches_float64(score):
+@every_model
+def test_float32_matches_float64(model):
     """Catches cancellation: 1 - w with w rounded to 1, or v at p = 0, where the score is exactly -w."""
     corners = [0.0, 1e-30, 1e-6, 0.3, 0.9]
     cases = [
@@ -412,7 +412,7 @@ def test_float32_matches_float64(score):
     slopes = []
     for dtype in (torch.float32, torch.float64):
         logit = torch.tensor(logits, dtype=dtype, requires_grad=True)
-        scores = score.log_prob(logit, record(accepted, p, q, dtype=dtype))
+        scores = model.log_prob(logit, record(accepted, p, q, dtype=dtype))
         slopes.append(torch.autograd.grad(scores.sum(), logit)[0].double())
     torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-4, atol=1e-6)
     coins, z = record(accepted, p, q), torch.tensor(logits, dtype=torch.float64)
@@ -427,6 +427,6 @@ def test_half_precision_logits_are_widened():
     """Catches arithmetic in the head's own dtype: bfloat16 resolves w near 0.5 to 2^-9 only."""
     decisions = record([True, False], [0.1, 0.6], [0.4, 0.2], dtype=torch.float32)
     logit = torch.tensor([0.3, -0.2], dtype=torch.bfloat16)
-    for score, term in itertools.product(SCORES.values(), (MixtureAcceptance.log_prob, expected_acceptance)):
-        term = type(score).log_prob if term is MixtureAcceptance.log_prob else term
-        assert torch.equal(term(score, logit, decisions), term(score, logit.float(), decisions))
+    for model, term in itertools.product(MODELS.values(), (MixtureAcceptance.log_prob, expected_acceptance)):
+        term = type(model).log_prob if term is MixtureAcceptance.log_prob else term
+        assert torch.equal(term(model, logit, decisions), term(model, logit.float(), decisions))

@@ -57,8 +57,8 @@ def test_rows_with_other_answers_have_their_own_reward(path):
     assert [ReferenceRewards(path, SETTINGS)[row] for row in rows] == [0.0, 1.0]
 
 
-def test_the_speed_of_drafting_is_no_setting(path):
-    """Catches a resumed run that measures again after its batch size was lowered, also with an older file."""
+def test_drafting_settings_are_ignored(path):
+    """Catches an error for a run that is resumed with a smaller batch size, or with a file of an older release."""
     path.parent.mkdir()
     stored = {**SETTINGS, "batch_size": 128, "num_assistant_tokens": 5}
     path.write_text(json.dumps({"settings": stored, "rewards": {}}))

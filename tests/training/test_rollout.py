@@ -144,9 +144,9 @@ def test_decisions_follow_the_recorded_distributions(features: str):
     a martingale; it exceeds 4.5 standard deviations with probability below 1e-5, and the seed is fixed."""
     drawn = draw(features=features, prompts=PROMPTS * 12, batch_size=96)
     decisions = drawn.rollouts.decisions
-    score = TokenAcceptance() if drawn.head.needs_token else MixtureAcceptance()
+    model = TokenAcceptance() if drawn.head.needs_token else MixtureAcceptance()
     with torch.no_grad():
-        rejection = score.expected_rejection(drawn.head(**drawn.rollouts.inputs), decisions)
+        rejection = model.expected_rejection(drawn.head(**drawn.rollouts.inputs), decisions)
     surprise = (~decisions.accepted).float().sum() - rejection.sum()
     assert surprise.abs() < 4.5 * (rejection * (1 - rejection)).sum().sqrt()
     # The rejected: p > q at the token that took the place.

@@ -38,7 +38,8 @@ def test_log_has_trl_s_names(done):
     trainer, _ = done
     names = {"loss", "learning_rate", "grad_norm", "reward", "reward_std", "rewards/letters/mean", "rewards/zero/mean"}
     names |= {"completions/mean_length", "completions/clipped_ratio"}
-    names |= {"acceptance_rate", "block_efficiency", "acceptance_coef", "quality_drop", "weight", "clip_fraction"}
+    names |= {"acceptance_rate", "block_efficiency", "acceptance_coef", "effective_acceptance_coef"}
+    names |= {"quality_drop", "weight", "clip_fraction"}
     names |= {f"time/{phase}" for phase in ("reference", "rollout", "reward", "evaluation", "save", "update")}
     lines = [line for line in trainer.state.log_history if "loss" in line]
     assert len(lines) == trainer.state.max_steps // trainer.state.logging_steps
@@ -48,8 +49,8 @@ def test_log_has_trl_s_names(done):
         assert min(value for name, value in line.items() if name.startswith("time/")) >= 0
 
 
-def test_rollouts_use_the_sampling_settings_of_the_run(tmp_path):
-    """Catches top_k, top_p or a temperature that rollouts ignore."""
+def test_the_sampler_gets_the_sampling_settings(tmp_path):
+    """Catches a top_k, top_p or temperature that is not passed to the sampler."""
     trainer = runs.trainer(tmp_path, top_k=7, top_p=0.8, temperature=0.6)
     settings = trainer.sampler.settings
     assert (settings.top_k, settings.top_p, settings.temperature) == (7, 0.8, 0.6)
@@ -187,7 +188,7 @@ def test_fresh_head_starts_at_the_asked_weight(tmp_path):
     assert history(trainer, "weight") == pytest.approx([0.8])
 
 
-def test_new_heads_leave_other_gpus_alone(tmp_path, monkeypatch):
+def test_new_heads_do_not_save_the_random_state_of_gpus(tmp_path, monkeypatch):
     """Catches a new head that saves the random state of every GPU, which creates a context on each."""
     saved, fork = [], torch.random.fork_rng
     monkeypatch.setattr(torch.random, "fork_rng", lambda devices=None: saved.append(devices) or fork(devices))
@@ -253,8 +254,8 @@ def test_best_head_is_loaded_at_the_end(done):
 
 
 @pytest.mark.parametrize(("metric", "is_warned"), [("objective", True), ("reward", False)])
-def test_heads_over_the_limit_are_warned_of(tmp_path, monkeypatch, metric, is_warned):
-    """Catches a warning of the drop that reads another metric, such as a reward of 0."""
+def test_warning_if_no_head_is_within_the_limit(tmp_path, monkeypatch, metric, is_warned):
+    """Catches a warning about the drop that reports another metric, such as a reward of 0."""
     warned = []
     monkeypatch.setattr(trainer_module.logger, "warning", warned.append)
     held_out = {"eval_dataset": runs.rows()[:2], "eval_strategy": "steps", "metric_for_best_model": metric}
@@ -262,7 +263,9 @@ def test_heads_over_the_limit_are_warned_of(tmp_path, monkeypatch, metric, is_wa
     evaluate = trainer.evaluate
     monkeypatch.setattr(trainer, "evaluate", lambda **kwargs: evaluate(**kwargs) | {"eval_objective": -0.5})
     trainer.train()
-    assert any("the smallest was 0.5000. Train longer, on more prompts" in line for line in warned) is is_warned
+    found = [line for line in warned if "no head kept the drop" in line]
+    assert len(found) == is_warned
+    assert all("the smallest was 0.5000. Train longer, on more prompts" in line for line in found)
 
 
 # What it is given

@@ -203,28 +203,26 @@ def test_budget_is_spent_at_active_positions():
             assert float(total[row, i]) == pytest.approx(used, abs=ROUNDING)
 
 
-class LastToken(BlockVerifier):
-    """A verifier of a user that needs more than its parts."""
+class Demanding(BlockVerifier):
+    """Declares more requirements than its parts."""
 
     needs_raw_logits = True
+    needs_draft_confidence = True
     needs_hidden_states = "target"
     greedy_only = True
     allows_early_stop = False
     num_assistant_tokens = 3
 
-    def __call__(self, input_ids, draft, target, state=None, row_values=None) -> Verdict:
-        verdict = super().__call__(input_ids, draft, target, state, row_values)
-        verdict.accept_prob = verdict.accept_prob * (input_ids[:, -1:] > 0)
-        return verdict
+    __call__ = BlockVerifier.__call__  # an override may read input_ids
 
 
 def test_a_subclass_keeps_what_it_declares():
-    """Catches parts that overwrite it: a compiled round without `input_ids`, and verdicts that are not validated."""
-    names = ("needs_input_ids", "needs_check", "needs_raw_logits", "greedy_only", "needs_hidden_states")
-    names += ("num_assistant_tokens", "allows_early_stop")
-    for verifier in (LastToken(), BlockVerifier(LastToken())):
-        assert [getattr(verifier, name) for name in names] == [True, True, True, True, "target", 3, False]
-    assert [getattr(BlockVerifier(), name) for name in names] == [False, False, False, False, False, None, True]
+    """Catches requirements of a subclass that those of its parts overwrite."""
+    names = ("needs_input_ids", "needs_check", "needs_raw_logits", "needs_draft_confidence", "greedy_only")
+    names += ("needs_hidden_states", "num_assistant_tokens", "allows_early_stop")
+    for verifier in (Demanding(), BlockVerifier(Demanding())):
+        assert [getattr(verifier, name) for name in names] == [*[True] * 5, "target", 3, False]
+    assert [getattr(BlockVerifier(), name) for name in names] == [*[False] * 6, None, True]
 
 
 class ScanningPhase(CompositeVerifier):
