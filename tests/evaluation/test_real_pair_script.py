@@ -103,12 +103,17 @@ def test_heads_are_compared_with_the_other_methods(run, tmp_path):
     load_demo_pair().heads["math"].save_pretrained(tmp_path / "head")
     head = f"diversed:{tmp_path / 'head'}@0"  # accepts every draft token
     report = run("--methods", f"{PLAIN},{LOSSLESS},{head}")
-    (compared,) = report["comparisons"]
+    compared, exact = report["comparisons"]
     assert (compared["method"], compared["minus"]) == (head, LOSSLESS)
+    assert (exact["method"], exact["minus"]) == (head, f"{PLAIN}, {LOSSLESS}")
+    assert "acceptance_rate" not in exact
+    scores = [record["quality"] for record in report["records"]]
+    assert exact["quality"] == pytest.approx(scores[2] - (scores[0] + scores[1]) / 2)
     cascade = "spec_cascade:token_v3:0.5"
     more = run("--methods", f"{PLAIN},{cascade}", "--parts", "2")["comparisons"]
     pairs = [(row["method"], row["minus"]) for row in more]
-    assert sorted(pairs) == sorted([(head, LOSSLESS), (head, cascade), (cascade, LOSSLESS)])
+    with_exact = [(method, f"{PLAIN}, {LOSSLESS}") for method in (head, cascade)]
+    assert sorted(pairs) == sorted([(head, LOSSLESS), (head, cascade), (cascade, LOSSLESS), *with_exact])
     assert compared["n"] == 2
     assert compared in more  # on the first part, which both have finished
     assert compared["acceptance_rate"] == pytest.approx(1.0 - report["records"][1]["acceptance_rate"])
