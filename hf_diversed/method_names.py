@@ -68,10 +68,11 @@ class MethodName:
         arguments: dict[str, float] = {}
         for part in self.values:
             name, _, value = str(part).partition("=")
-            if name not in TRUNCATIONS or (number := parse_number(value)) is None:
+            number = parse_number(value)
+            if name not in TRUNCATIONS or number is None or (name == "top_k" and not number.is_integer()):
                 raise ValueError(
                     f"method {str(self)!r} must have the form {PLAIN}, or {PLAIN}:<name>=<value> with names of "
-                    f"{', '.join(TRUNCATIONS)}, for example {PLAIN}:top_p=0.9."
+                    f"{', '.join(TRUNCATIONS)} and an integer top_k, for example {PLAIN}:top_p=0.9."
                 )
             arguments[name] = int(number) if name == "top_k" else number
         return arguments

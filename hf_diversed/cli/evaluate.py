@@ -22,7 +22,7 @@ def evaluate(options: EvaluateOptions) -> None:
     if (options.methods is None) == (options.frontier is None):
         raise ValueError("pass either --methods, for example target,lossless,lenience:0.3, or --frontier.")
     if options.methods is not None:
-        option, methods = "--methods", options.methods.split(",")
+        option, methods = "--methods", [name.strip() for name in options.methods.split(",")]
     else:
         option, methods = "--frontier", expand((options.frontier or "").split(","))
     task = preparing.load_task(options)

@@ -14,6 +14,7 @@ def label(options: LabelOptions) -> None:
     """Label rejected draft tokens with their cost: the score with the token replaced minus the score with the token
     kept, where the target continues both texts."""
     preparing.check_output("--output", options.output)
+    preparing.check_one_process("label")
     settings = LabelSettings(
         options.rejections, options.continuations, options.lookahead, options.seed, options.agreement
     )

@@ -50,36 +50,36 @@ def load_pair(
         pair = load_demo_pair().to(device, kind if isinstance(kind, torch.dtype) else None)
         _check_chat(pair.tokenizer, chat)
         return pair
-    with naming_model("--target", target):
+    with naming_model("target model", target):
         tokenizer = load_tokenizer(target)
     _check_chat(tokenizer, chat)
     if draft != LOOKUP:
         check_together(target, draft, tokenizer)
-    with naming_model("--target", target):
+    with naming_model("target model", target):
         loaded = load_model(target, device, kind)
     if draft == LOOKUP:
         return Pair(loaded, None, tokenizer)
-    with naming_model("--draft", draft):
+    with naming_model("draft model", draft):
         return Pair(loaded, load_model(draft, device, kind), tokenizer)
 
 
 @contextmanager
-def naming_model(option: str, name: str) -> Iterator[None]:
-    """Add the option and the name of the model to errors raised in loading it.
+def naming_model(role: str, name: str) -> Iterator[None]:
+    """Add the role and the name of the model to errors raised in loading it.
 
     Raises:
         ValueError: if the folder does not exist. OSError: if the model is not found or cannot be downloaded.
     """
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).is_dir():
-        raise ValueError(f"{option}: the folder {name} does not exist.")
+        raise ValueError(f"{role}: the folder {name} does not exist.")
     try:
         yield
     except OSError as error:
         reason = str(error).strip().splitlines()[0]
         raise OSError(
-            f"{option} {name} is not a local folder and could not be loaded from the Hub: {reason}"
+            f"{role} {name} is not a local folder and could not be loaded from the Hub: {reason}"
             if not Path(name).is_dir()
-            else f"{option} {name} could not be loaded: {reason}"
+            else f"{role} {name} could not be loaded: {reason}"
         ) from error
 
 
@@ -124,8 +124,8 @@ def check_dtype(dtype: str | None) -> torch.dtype | str:
 def check_together(target: str, draft: str, tokenizer) -> None:
     """Raise ValueError if the architectures or tokenizers of two models do not match. Weights are not loaded."""
     models = []
-    for option, name in (("--target", target), ("--draft", draft)):
-        with naming_model(option, name):
+    for role, name in (("target model", target), ("draft model", draft)):
+        with naming_model(role, name):
             models.append(without_weights(name))
     try:
         for model, role in zip(models, ("target", "draft")):
@@ -158,6 +158,5 @@ def without_weights(name: str) -> PreTrainedModel:
 def _check_chat(tokenizer, chat: bool) -> None:
     if chat and tokenizer.chat_template is None:
         raise ValueError(
-            "--chat needs a tokenizer with a chat template, and the target's has none; remove it, or name "
-            "instruction-tuned models."
+            "chat prompts need a chat template, which the target's tokenizer lacks; name an instruction-tuned model."
         )

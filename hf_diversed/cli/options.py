@@ -142,7 +142,7 @@ class VerifierOptions(Options):
     max_bias: float | None = option("Bound on TV(v, p) at each token.")
     max_ratio: float | None = option("Bound v <= max_ratio p at each token; at least 1, where 1 is lossless.")
     num_assistant_tokens: int | None = option(
-        "Draft tokens per round. Default: the head's value, else 5; `generate` uses up to 8."
+        "Draft tokens per round; by default the head's value, else 5, or up to 8 for `hf-diversed generate`."
     )
 
 
@@ -216,7 +216,9 @@ class TrainOptions(ScoringOptions):
         '"task:NAME" or package.module.function; by default the score of the task.'
     )
     eval_data_file: str | None = option("JSON Lines file of held-out prompts.")
-    eval_split: str = option("Split of the held-out prompts.", "validation")
+    eval_split: str | None = option(
+        "Split of the held-out prompts; by default validation, or else a part of train that is not trained on."
+    )
     num_examples: int = option("Number of training prompts; a smaller data file is used whole.", 1024)
     num_eval_examples: int = option("Number of held-out prompts that choose the best head.", 1024)
     resume: bool = option("Continue from the newest complete checkpoint of --output-dir, if there is one.", False)
@@ -235,7 +237,9 @@ class LabelOptions(ScoringOptions, DeviceOptions):
     rejections: int = option("Largest number of labels per completion.", 3)
     continuations: int = option("Continuations of each branch of a rejection.", 4)
     lookahead: int = option("Number of later draft tokens whose features are recorded, 0 to 16.", 4)
-    agreement: bool = option("Compare with the target's greedy answer instead of a reference (code: by tests).", False)
+    agreement: bool = option(
+        "Score agreement with the target's greedy answer instead of a reference; code is compared by its tests.", False
+    )
     split: str = option("Split of the task.", "train")
     seed: int = option("Seed of prompts and sampling.", 0)
     temperature: float = option("Sampling temperature; 0 decodes greedily.", 1.0)
@@ -278,7 +282,7 @@ class CalibrateOptions(MeasuringOptions):
         "Folder of the head; the strictness is written to its configuration and card."
     )
     max_quality_drop: float = option("Tolerated drop below the target alone, in units of the metric.", 0.01)
-    confidence: float = option("Confidence that the drop is within it, between 0 and 1.", 0.95)
+    confidence: float = option("Confidence that the drop is at most --max-quality-drop, between 0 and 1.", 0.95)
     num_examples: int = option("Number of prompts.", 1000)
     samples_per_prompt: int = option("Number of completions of each prompt.", 2)
     num_assistant_tokens: int | None = option("Draft tokens per round; by default the head's own, or 5.")

@@ -191,6 +191,13 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
+def check_one_process(command: str) -> None:
+    if (world_size := int(os.environ.get("WORLD_SIZE", 1))) > 1:
+        raise ValueError(
+            f"{command} runs in a single process, got {world_size} (WORLD_SIZE); start it without launcher."
+        )
+
+
 def process_share(options: MeasuringOptions, **changes: Any) -> EvaluationSettings:
     """Return the settings with the rank of this process, as set by `accelerate launch` or torchrun.
 

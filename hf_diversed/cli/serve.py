@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from hf_diversed.cli.options import ServeOptions, flag
+from hf_diversed.cli.options import LOOKUP, ServeOptions, flag
 from hf_diversed.cli.terminal import notes
 from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.method_names import DIVERSED
@@ -59,7 +59,12 @@ def _command(options: ServeOptions, more: list[str]) -> list[str]:
     """Return the `vllm serve` command with a draft model that samples, if one is given, and the deployment's settings.
     Raises ValueError as `Deployment.build`."""
     settings = {name: getattr(options, name) for name in ("verifier", "head", *SETTINGS)}
-    settings["choices"] = None if options.choices is None else options.choices.split(",")
+    if options.draft == LOOKUP:
+        raise ValueError(
+            '--draft must be a model, got lookup; for prompt lookup pass --speculative-config \'{"method": "ngram", '
+            '"num_speculative_tokens": 5, "prompt_lookup_max": 3}\'.'
+        )
+    settings["choices"] = None if options.choices is None else [name.strip() for name in options.choices.split(",")]
     settings = {name: value for name, value in settings.items() if value is not None}
     head = Deployment.build(settings, spell=flag).head
     of_head = None if head is None else head.config.num_assistant_tokens

@@ -72,7 +72,7 @@ def interruptible(advice: str) -> Iterator[None]:
 
 
 _NAMES = re.compile(r"`(\w+)`|(?<![\w/.:-])(\w+)=(?=[\s,.;)]|$)|(?<![\w/.:-])(\w+_\w+)(?![\w/=-])")
-_RENAMED = {"verifier": "method"}  # for commands that have only the second name
+_RENAMED = {"verifier": "method", "n": "num_examples"}  # for commands that have only the second name
 
 
 def in_flags(message: str, options: Collection[str]) -> str:

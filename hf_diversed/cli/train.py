@@ -109,7 +109,7 @@ def build_trainer(options: TrainOptions, config: DiversedConfig) -> DiversedTrai
     """Load records, rewards, head and pair, and build the trainer."""
     check_pair(options.target, options.draft)
     check_dtype(options.dtype)
-    if options.eval_split not in (TrainOptions.eval_split, "train") and (options.data_file or options.eval_data_file):
+    if options.eval_split not in (None, "train") and (options.data_file or options.eval_data_file):
         raise ValueError(
             f"--eval-split {options.eval_split} has no effect with --data-file or --eval-data-file; leave it out."
         )
@@ -142,7 +142,7 @@ def pair_options(target: str | None, draft: str | None, dtype: str | None, confi
         pair = load_pair(None, None, config.device, dtype=dtype)
         return {"target": pair.target, "draft": pair.draft, "processing_class": pair.tokenizer}
     named = None if draft == LOOKUP else draft
-    with naming_model("--target", target):
+    with naming_model("target model", target):
         tokenizer = load_tokenizer(target)
     if named is not None:
         check_together(target, named, tokenizer)
@@ -154,8 +154,9 @@ def pair_options(target: str | None, draft: str | None, dtype: str | None, confi
 def load_rows(options: TrainOptions, task: Task, seed: int, held_out: bool) -> tuple[list[dict], list[dict] | None]:
     """Return training and held-out rows. They are disjoint even if they come from the same split or file."""
     n, n_eval = options.num_examples, options.num_eval_examples if held_out else 0
+    split = options.eval_split or ("validation" if "validation" in task.splits else "train")
     files = [name and Path(name).resolve() for name in (options.data_file, options.eval_data_file)]
-    one_source = files[1] in (None, files[0]) and (files[0] is not None or options.eval_split == "train")
+    one_source = files[1] in (None, files[0]) and (files[0] is not None or split == "train")
     shared = one_source and n_eval > 0
     records = read_records(task, "train", n + n_eval if shared else n, seed, options.data_file)
     if shared:
@@ -163,7 +164,10 @@ def load_rows(options: TrainOptions, task: Task, seed: int, held_out: bool) -> t
         n_eval = min(n_eval, len(records) // 2)  # a small file is halved
         records, evaluation = records[: len(records) - n_eval], records[len(records) - n_eval :]
     elif n_eval:
-        evaluation = read_records(task, options.eval_split, n_eval, seed, options.eval_data_file)
+        try:
+            evaluation = read_records(task, split, n_eval, seed, options.eval_data_file)
+        except ValueError as error:
+            raise ValueError(str(error).replace("`n`", "`num_eval_examples`")) from error
     rows = partial(prompt_rows, task, pool=records, shots=options.shots, chat=options.chat)
     return rows(records), rows(evaluation) if n_eval else None
 

@@ -160,8 +160,12 @@ class DiversedLM(HFLM):
 def _method_name(method: str | None, head: str | None, strictness: float | None) -> str:
     """Return the method name for `build_methods`."""
     spec = method or (LOSSLESS if head is None else DIVERSED)
-    if MethodName.parse(spec).name != DIVERSED and (head is not None or strictness is not None):
+    parsed = MethodName.parse(spec)
+    if parsed.name != DIVERSED and (head is not None or strictness is not None):
         raise ValueError(f"head= and strictness= require method=diversed, got method={spec}; remove them.")
+    for name, value, found in (("head", head, parsed.parameters), ("strictness", strictness, parsed.strictness)):
+        if value is not None and found is not None:
+            raise ValueError(f"{name}={value} and method={spec} both set the {name}; pass one of them.")
     return spec if strictness is None else f"{spec}@{strictness}"
 
 

@@ -80,9 +80,11 @@ def summarize(results: Results, labels: Sequence[str] | None = None) -> list[dic
     the bounds are None if their share exceeds `MAX_OUTSIDE`, the gain if the method itself lies there. Both are None
     for the curve's own methods, for "target", and with fewer than two points.
 
-    Args: labels: the methods to include; None for all.
+    Args:
+        labels: the methods to include; None for all.
 
-    Raises: ValueError: if calls of these methods are missing.
+    Raises:
+        ValueError: if calls of these methods are missing.
     """
     labels = results.labels() if labels is None else labels
     missing = results.missing(labels)

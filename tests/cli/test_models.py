@@ -72,7 +72,7 @@ def test_chat_without_a_template_is_refused_before_models_load(tmp_path):
     tokenizer = models.load_pair(None, None, "cpu").tokenizer
     tokenizer.save_pretrained(tmp_path)
     for name in (None, str(tmp_path)):
-        with pytest.raises(ValueError, match="--chat needs a tokenizer with a chat template"):
+        with pytest.raises(ValueError, match="chat prompts need a chat template"):
             models.load_pair(name, name, "cpu", chat=True)
 
 
@@ -124,7 +124,7 @@ def test_an_unknown_model_is_named(monkeypatch):
     """Catches an error without the model's name, and a missing folder reported as a malformed repository id."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match=r"--target: the folder \./nothing does not exist"):
+    with pytest.raises(ValueError, match=r"target model: the folder \./nothing does not exist"):
         models.load_pair("./nothing", "lookup", "cpu")
-    with pytest.raises(OSError, match="--target org/no-such-model is not a local folder and could not be loaded"):
+    with pytest.raises(OSError, match="target model org/no-such-model is not a local folder and could not be loaded"):
         models.load_pair("org/no-such-model", "lookup", "cpu")

@@ -28,7 +28,7 @@ REFUSED = [
     ("generate x --method diversed --task gsm8k", "needs a head"),
     ("generate x --task poetry", "--task poetry: the embedded pair has heads for code, math, summary; name one"),
     ("generate x --method static:abc", "--method static:abc: `weight` must lie in [0, 1], got 'abc'"),
-    ("generate x --target ./no-folder --draft lookup", "--target: the folder ./no-folder does not exist."),
+    ("generate x --target ./no-folder --draft lookup", "target model: the folder ./no-folder does not exist."),
     ("generate x --target x --draft y --method diversed", "pass --head FOLDER_OR_HUB_ID."),
     ("generate x --device cudaa", "--device must be cpu, or an available accelerator"),
     ("generate x --dtype float7", "--dtype must be one of auto, float32, bfloat16, float16, got 'float7'"),
@@ -46,6 +46,12 @@ REFUSED = [
     (f"push {HEAD}", "REPO is missing: name a repository, as in org/name, or pass --card-only or --info."),
     (f"push {HEAD} --card-only --info", "--card-only and --info are mutually exclusive; pass only one"),
     ("calibrate no-such-folder --task math", "HEAD: the folder no-such-folder does not exist."),
+    (f"{CALIBRATE} --target x --draft lookup", "calibrate does not support --draft lookup; name a draft model."),
+    (
+        "serve org/target --verifier static:0.5 --draft lookup",
+        "--draft must be a model, got lookup; for prompt lookup pass",
+    ),
+    (f"{EVALUATE} --num-examples 100000", "--num-examples must be at most"),
     (f"{EVALUATE} --temperature hot", "--temperature must be a number"),
     (f"{EVALUATE} --temperature 0.1,0.1", "--temperature must not contain a value twice"),
     (f"{EVALUATE} --num-assistant-tokens 3,0", "--num-assistant-tokens must be >= 1"),
@@ -151,3 +157,9 @@ def test_generate_checks_settings_before_it_prints_the_prompt():
 def test_several_processes_need_an_output():
     """Catches processes that each measure their part, print nothing and do not save it."""
     refused("--output is required with several processes", *shlex.split(EVALUATE), WORLD_SIZE="2", RANK="1")
+
+
+@pytest.mark.parametrize("command", [CALIBRATE, "label --task math --output new.jsonl"])
+def test_commands_that_need_a_single_process(command):
+    """Catches processes that write the same file at the same time."""
+    refused("runs in a single process, got 2 (WORLD_SIZE)", *shlex.split(command), WORLD_SIZE="2", RANK="1")

@@ -209,6 +209,24 @@ def test_held_out_rows_are_never_trained_on(tmp_path):
     assert not {row["prompt"] for row in train_rows} & {row["prompt"] for row in eval_rows}
 
 
+def test_held_out_rows_without_a_validation_split(monkeypatch):
+    """Catches the default of a task that has no validation split, and an error that names the training prompts."""
+    asked = []
+
+    def read(task, split, n, seed, data_file):
+        asked.append((split, n))
+        return [{"question": f"Q{number}", "answer": "#### 1"} for number in range(n)]
+
+    monkeypatch.setattr("hf_diversed.cli.train.read_records", read)
+    options = TrainOptions(task="gsm8k", num_examples=8, num_eval_examples=4)
+    train_rows, eval_rows = load_rows(options, get_task("gsm8k"), seed=0, held_out=True)
+    assert (asked, len(train_rows), len(eval_rows)) == ([("train", 12)], 8, 4)
+    monkeypatch.undo()
+    options = TrainOptions(task="math", num_examples=1, num_eval_examples=10**6)
+    with pytest.raises(ValueError, match="`num_eval_examples` must be at most"):
+        load_rows(options, get_task("math"), seed=0, held_out=True)
+
+
 OURS = [*dataclasses.fields(TrainOptions), *dataclasses.fields(TrainingSettings)]
 
 

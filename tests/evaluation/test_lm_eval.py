@@ -174,6 +174,8 @@ def test_likelihoods_are_refused(monkeypatch):
         ({"method": "static:0.5", "strictness": 0.5}, "require method=diversed"),
         ({"method": "lossless", "head": "math"}, "require method=diversed"),
         ({"head": "math", "strictness": 2}, "must lie in"),
+        ({"head": "math", "method": "diversed:other"}, "both set the head"),
+        ({"strictness": 0.7, "method": "diversed:math@0.5"}, "both set the strictness"),
         ({"assistant": "org/draft"}, "go together"),
         ({"pretrained": "org/target"}, "needs a draft model"),
     ],

@@ -134,6 +134,8 @@ def test_bounded_weights_are_not_on_the_static_curve():
         (["static:1.5"], ["weight", "1.5"]),
         (["static:0.7@0.5"], ["weight", "0.7@0.5"]),
         (["target:1"], ["target:1"]),
+        (["target:top_k=0.5"], ["target:top_k=0.5", "an integer top_k"]),
+        (["target:top_k=inf"], ["target:top_k=inf", "an integer top_k"]),
         (["compiled:static:0.7"], ["compiled:static:0.7", "benchmarks.rounds"]),
         (["compiled:diversed"], ["compiled:diversed", "benchmarks.rounds"]),
         (["diversed"], ["needs a head", "head="]),
