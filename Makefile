@@ -6,7 +6,7 @@ CONSTRAINTS := constraints.txt
 WORKERS ?= 2
 OLDEST := tests/test_compat.py tests/test_cache.py tests/head tests/verifiers tests/generation tests/families tests/fuzz
 
-.PHONY: demo space test test-oldest test-newest test-main test-browser test-wheel package dist docs lines vllm faults families fuzz bench gpu \
+.PHONY: demo space test test-oldest test-newest test-main test-browser test-wheel package dist docs vllm faults families fuzz bench gpu \
 	real quality format results clean
 
 demo: $(VENV)/.base
@@ -95,10 +95,6 @@ test-browser: $(VENV)/.docs $(VENV)/.serve
 # uses fewer prompts per verifier.
 vllm: .venv-vllm/.done build/eagle3/config.json
 	OMP_NUM_THREADS=1 HF_DIVERSED_NO_HOOK=1 .venv-vllm/bin/python -m pytest -s tests/vllm
-
-# Lines of Python in the package and in the tests, blank lines and comments included.
-lines:
-	@for part in hf_diversed tests; do echo "$$part: $$(git ls-files $$part | grep '\.py$$' | xargs cat | wc -l) lines"; done
 
 quality: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.counterfactual import chosen, order
+from hf_diversed.evaluation.intervals import Bootstrap
 from hf_diversed.features import KL_DIVERGENCE, LOG_BELOW_TOP
 from hf_diversed.files import write_json
 from hf_diversed.provenance import provenance
@@ -23,7 +24,6 @@ from hf_diversed.training.labels import AGREEMENT, load_labels
 
 
 COUNTS = (100, 300, 1000, 3000)
-REPLICATES = 1000
 
 
 def main() -> None:
@@ -65,13 +65,11 @@ def auc(ranking: torch.Tensor, positive: torch.Tensor, prompt: torch.Tensor) -> 
     above += 0.5 * (ranking[positive, None] == ranking[~positive])
     _, index = prompt.unique(return_inverse=True)
     count = int(index.max()) + 1
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.randint(count, (REPLICATES, count), generator=generator)
-    times = torch.stack([row.bincount(minlength=count) for row in drawn])[:, index].double()  # [R, M]
+    times = torch.from_numpy(Bootstrap(count).counts)[:, index]  # [R + 1, M]
     first, second = times[:, positive], times[:, ~positive]
     values = ((first @ above) * second).sum(-1) / (first.sum(-1) * second.sum(-1))
-    bounds = values.nanquantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
-    return {"auc": float(above.mean()), "auc_ci": bounds.tolist()}
+    bounds = values[1:].nanquantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
+    return {"auc": float(values[0]), "auc_ci": bounds.tolist()}
 
 
 if __name__ == "__main__":

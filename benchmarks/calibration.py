@@ -1,6 +1,6 @@
 """Measure how often `hf-diversed calibrate` keeps its bound on the quality drop, on an embedded head.
 
-python benchmarks/calibration.py
+python -m benchmarks.calibration
 
 A pool of prompts is decoded once with the target alone and at every strictness. Finished batches are kept in
 build/calibration, so an interrupted run can continue. The pool is treated as the population of prompts, so the true
@@ -22,6 +22,7 @@ from transformers.utils import logging
 from hf_diversed import load_demo_pair
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
 from hf_diversed.evaluation.calibration import p_value, paired_drops, rewards
+from hf_diversed.files import write_json
 from hf_diversed.formatting import PLAIN
 from hf_diversed.provenance import module_digest, provenance
 from hf_diversed.tasks import get_task, load_records
@@ -65,8 +66,8 @@ def main() -> None:
         "provenance": provenance(arguments.seed, pair.target.device)
         | {"evaluation": results.header, "sessions": results.sessions},
     }
-    Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)
-    Path(arguments.output).write_text(json.dumps(report, indent=1) + "\n")
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    write_json(arguments.output, report)
     for record in report["stated"]:
         print(json.dumps(record))
 
@@ -101,7 +102,7 @@ def _wrong(counts: Counter[int], true_drops: np.ndarray, max_drop: float) -> int
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", default="results/calibration.json")
+    parser.add_argument("--output", type=Path, default=Path("results/calibration.json"))
     parser.add_argument("--folder", default="build/calibration", help="Folder for finished batches.")
     parser.add_argument("--task", default="math")
     parser.add_argument("--num-examples", type=int, default=600, help="Prompts of the pool.")

@@ -5,7 +5,7 @@
 Summarizes `python -m benchmarks.rounds` with `--methods upstream:0.7,compiled:static:0.7`. The methods use the same
 draft length and run in turns, in one process per number of threads. Figures are medians over the turns, with
 quartiles. At batch size 1 rounds are compared with upstream's directly; larger batches are compared in tokens per
-second because upstream supports one row only.
+second because upstream supports only batch size 1.
 """
 
 import argparse
@@ -16,6 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from hf_diversed.files import write_json
+
 
 OURS = "compiled:static"
 
@@ -23,9 +25,9 @@ OURS = "compiled:static"
 def main() -> None:
     arguments = _arguments()
     if arguments.threads_here:
-        Path(arguments.output).write_text(json.dumps(_measure(arguments)))
+        write_json(arguments.output, _measure(arguments))
         return
-    Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
     reports = {str(threads): _measure_apart(threads, arguments) for threads in _numbers(arguments.threads)}
     record = {
         "weight": arguments.weight,
@@ -35,7 +37,7 @@ def main() -> None:
         "by_threads": {threads: summary(report["records"], arguments) for threads, report in reports.items()},
     }
     sources = {"provenance": {threads: report["provenance"] for threads, report in reports.items()}}
-    Path(arguments.output).write_text(json.dumps(record | sources, indent=2) + "\n")
+    write_json(arguments.output, record | sources)
     print(json.dumps(record, indent=2))
 
 
@@ -103,7 +105,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", default="results/compiled.json")
+    parser.add_argument("--output", type=Path, default=Path("results/compiled.json"))
     parser.add_argument("--repeats", type=int, default=21)
     parser.add_argument("--weight", type=float, default=0.7)
     parser.add_argument("--gamma", type=int, default=5)

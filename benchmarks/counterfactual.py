@@ -195,25 +195,29 @@ def decode(
     records = {row["method"]: {name: row[name] for name in columns} for row in rows}
     results, bootstrap = read_results(folder), Bootstrap(options.num_test)
 
+    def sums(labels: list[str], *names: str) -> list[np.ndarray]:
+        tables = [MethodTable(results, label) for label in labels]
+        return [np.sum([table.sums[name] for table in tables], axis=0) for name in names]
+
     def point(labels: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        sums = [MethodTable(results, label).sums for label in labels]
-        pairs = (("num_accepted", "num_drafted"), ("score", "rows"))
-        rate, quality = (
-            bootstrap.ratio(*(np.sum([each[name] for each in sums], axis=0) for name in names)) for names in pairs
-        )
-        return rate, quality
+        rate = bootstrap.ratio(*sums(labels, "num_accepted", "num_drafted"))
+        return rate, bootstrap.ratio(*sums(labels, "score", "rows"))
 
     def gain(labels: list[str]) -> np.ndarray:
         rate, quality = point(labels)
         return quality - interpolate(rate, rates, qualities)
 
     rates, qualities = (np.stack(values, axis=1) for values in zip(*(point([label]) for label in lenient)))
-    target = bootstrap.ratio(*(MethodTable(results, "target").sums[name] for name in ("score", "rows")))
+    target = sums(["target"], "score", "rows")
     for method, labels in labels_of.items():
         record = records[method]
         rate, quality = point(labels)
-        for name, statistic in (("acceptance_rate", rate), ("quality", quality), ("quality_drop", target - quality)):
-            estimate = bootstrap.estimate(statistic)
+        estimates = {
+            "acceptance_rate": bootstrap.estimate_mean(rate, 0.0, 1.0),
+            "quality": bootstrap.estimate_mean(quality, 0.0, 1.0),
+            "quality_drop": bootstrap.estimate_difference(target, sums(labels, "score", "rows")),
+        }
+        for name, estimate in estimates.items():
             record |= {name: estimate.value, f"{name}_ci": [estimate.low, estimate.high]}
         above = bootstrap.estimate(gain(labels))
         known = not np.isnan([above.value, above.low]).any()

@@ -28,7 +28,7 @@ from benchmarks.real import parse_files, parse_numbers
 from benchmarks.real_pair import chosen_records
 from benchmarks.turns import spread
 from hf_diversed.cli.models import load_pair
-from hf_diversed.files import read_lines, write_json
+from hf_diversed.files import drop_torn_line, read_lines, write_json
 from hf_diversed.harness.decode import timed_call
 from hf_diversed.harness.methods import constant_draft
 from hf_diversed.harness.pair import Pair
@@ -101,6 +101,7 @@ def time_methods(
     settings = [getattr(arguments, name) for name in names]
     digests = [data_digest(ids.tolist()) for ids in prompts]
     path = arguments.output.with_suffix(f".{task}-{data_digest([settings, methods])}.jsonl")
+    drop_torn_line(path)
     finished = {line.pop("prompt"): line for line in (read_lines(path) if path.exists() else [])}
     turns = [finished[digest] for digest in digests[1:] if digest in finished]
     for method in methods if len(turns) < len(prompts) - 1 else ():

@@ -7,13 +7,13 @@ relaxed rollouts estimates that of the target's own samples. Writes results/impo
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from hf_diversed import load_demo_pair
+from hf_diversed.files import write_json
 from hf_diversed.formatting import PLAIN
 from hf_diversed.harness.decode import Decoder
 from hf_diversed.harness.methods import Method, build_methods
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("results/importance.json"))
     options = parser.parse_args()
     records = measure(METHODS, options.num_prompts, options.samples_per_prompt)
-    options.output.write_text(json.dumps({"records": records, "provenance": provenance(0)}, indent=1) + "\n")
+    write_json(options.output, {"records": records, "provenance": provenance(0)})
     for record in records:
         print(record)
 

@@ -103,10 +103,10 @@ class Engine:
         stock = scheduler.update_from_output
 
         def update(scheduled: Any, output: Any) -> Any:
-            for name, drafts in scheduled.scheduled_spec_decode_tokens.items():
+            for name, draft_tokens in scheduled.scheduled_spec_decode_tokens.items():
                 kept = len(output.sampled_token_ids[output.req_id_to_index[name]]) - 1
                 counted = by_request.setdefault(name.rpartition("-")[0], Counted())
-                until_end = drafts.index(self.eos) + 1 if self.eos in drafts else len(drafts)
+                until_end = draft_tokens.index(self.eos) + 1 if self.eos in draft_tokens else len(draft_tokens)
                 counted.drafted += until_end
                 counted.accepted += min(kept, until_end)
             return stock(scheduled, output)

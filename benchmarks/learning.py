@@ -5,13 +5,11 @@ python -m benchmarks.learning math
 Trains the packaged head with other seeds. The heads are compared with lenience and with the untrained head they
 started from, both set to the same acceptance on rollouts of training prompts. All methods then decode the same test
 prompts. The results are added to those of `hf-diversed evaluate --output results/TASK.json`, which must run first.
-Writes results/learning-TASK.json. Several processes with RANK and WORLD_SIZE share the heads and then the evaluation;
-repeat the command until it is complete.
+Writes results/learning-TASK.json. Trained heads and finished batches are kept, so an interrupted run can continue.
 """
 
 import argparse
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,15 +43,10 @@ BASELINES = ["target", "lossless", CASCADE]
 def main() -> None:
     options = _arguments()
     parts = options.output.with_suffix(".parts")
-    # Removed from the environment, because training would otherwise wait for the other processes.
-    rank, world_size = (int(os.environ.pop(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
     pair, task = load_demo_pair(), get_task(options.task, allow_code_execution=True)
     packaged = WEIGHTS / HEADS / task.name
-    for name in list(SEEDS)[rank::world_size]:
+    for name in SEEDS:
         train(SEEDS[name], pair, task, parts / name, packaged)
-    if not all((parts / name / DONE).exists() for name in SEEDS):
-        print("Other processes are still training; run this again for the evaluation.")
-        return
     heads = {PACKAGED: packaged, **{name: parts / name for name in SEEDS}}
     matched = {name: match(pair, task, folder) for name, folder in heads.items()}
     methods: dict[str, Any] = {name: DiversedVerifier(load(folder)) for name, folder in heads.items()}
@@ -67,14 +60,10 @@ def main() -> None:
         samples_per_prompt=options.samples_per_prompt,
         batch_size=options.batch_size,
         split="test",
-        rank=rank,
-        world_size=world_size,
     )
     examples = load_records(task, "test", options.num_examples)
     done = options.output.parent / f"{task.name}.parts"
     rows = evaluate(pair, task, examples, [*dict.fromkeys(labels), *methods.items()], settings, output=done)
-    if not rows:
-        return
     results = read_results(done)
     seeds = [PACKAGED, *SEEDS]
     comparisons = [

@@ -143,8 +143,8 @@ def _answered(request: Request, answer: dict[str, Any]) -> Outcome:
     if not any(choice["finish_reason"] in ("stop", "length") for choice in answer.get("choices", ())):
         return Outcome(request, "lost", detail=str(answer)[:300])
     metrics = (answer.get("metrics") or {}).get("speculative_decoding") or {}
-    drafts = (metrics.get(name, 0) for name in ("num_draft_tokens", "num_accepted_draft_tokens"))
-    return Outcome(request, "answered", *drafts)
+    counts = (metrics.get(name, 0) for name in ("num_draft_tokens", "num_accepted_draft_tokens"))
+    return Outcome(request, "answered", *counts)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ results/random-draft.json.
 
 import argparse
 import itertools
-import json
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from transformers.utils import logging
 
 from benchmarks.turns import spread, take_turns, timed
 from hf_diversed import load_demo_pair
+from hf_diversed.files import write_json
 from hf_diversed.harness.compiled import default_compile_config
 from hf_diversed.harness.decode import timed_call
 from hf_diversed.provenance import provenance
@@ -57,7 +57,7 @@ def main() -> None:
         measured = measure(pair.target, draft, inputs, options.turns)
         records.append({"engine": engine, "batch_size": size, **measured})
         print(records[-1], flush=True)
-    options.output.write_text(json.dumps({"records": records, "provenance": provenance(0)}, indent=1) + "\n")
+    write_json(options.output, {"records": records, "provenance": provenance(0)})
 
 
 def measure(target, draft, inputs, turns: int) -> dict:

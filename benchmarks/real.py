@@ -171,16 +171,21 @@ def timed(
     batch_sizes: Sequence[int],
     repeats: int,
     seed: int = 0,
+    packed: bool = False,
 ) -> list[dict]:
     """Return the timings of all methods in turns, by batch size. Finished batch sizes with the same settings are read
-    from the folder."""
+    from the folder.
+
+    Args:
+        packed: whether the models' linear layers are packed, which `model_digest` does not contain.
+    """
     rows = encode(pair.tokenizer, prompts, add_special_tokens=False)
     timed_methods = [*build_methods(["target"]), Method("upstream", upstream=True), *methods]
     records: list[dict] = []
     for size in batch_sizes:
         about = [rows, [(method.label, method.definition) for method in timed_methods], torch.get_num_threads()]
         about += [None if model is None else model_digest(model) for model in (pair.target, pair.draft)]
-        digest = data_digest([*about, repr(sampling), repeats, seed])
+        digest = data_digest([*about, repr(sampling), repeats, seed, packed, str(pair.target.device)])
         path = folder / f"seconds-{size}-{digest}.json"
         if not path.exists():
             batches = [rows[start : start + size] for start in range(0, len(rows), size)]

@@ -103,9 +103,9 @@ def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         texts = texts[: arguments.timed_prompts]
         sizes, repeats = arguments.batch_sizes, arguments.repeats
-        seconds = timed(pair, texts, methods, folder, Sampling(**settings), sizes, repeats)
+        seconds = timed(pair, texts, methods, folder, Sampling(**settings), sizes, repeats, packed=arguments.packed)
         records.append({"task": name} | settings | {"seconds": seconds})
-        report = {"records": records, "packed": arguments.packed, "provenance": provenance(0, "cpu")}
+        report = {"records": records, "packed": arguments.packed, "provenance": provenance(0, arguments.device)}
         write_json(arguments.output / f"qwen-coder-speed{suffix(arguments)}.json", report)
 
 

@@ -6,7 +6,6 @@ python -m benchmarks.replay --output results/replay.json
 """
 
 import argparse
-import json
 from pathlib import Path
 from statistics import mean
 
@@ -14,6 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.turns import spread, take_turns
+from hf_diversed.files import write_json
 from hf_diversed.generation.recurrent_model import open_model
 from hf_diversed.generation.rows import PerRow, RaggedRows
 from hf_diversed.provenance import provenance
@@ -88,7 +88,7 @@ def main() -> None:
     batches = {str(size): measure(model, arguments.rounds, accepted) for size, accepted in ACCEPTED.items()}
     report = {"batches": batches, "parameters": model.num_parameters(), "rounds": arguments.rounds, "gamma": GAMMA}
     report["provenance"] = provenance(arguments.seed)
-    arguments.output.write_text(json.dumps(report, indent=1) + "\n")
+    write_json(arguments.output, report)
 
 
 if __name__ == "__main__":

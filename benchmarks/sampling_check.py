@@ -58,7 +58,7 @@ def main() -> None:
     source = name.partition("-")[0]
     task = PromptedTask(get_task(source, allow_code_execution=True), pair.tokenizer, chat=True)
     prompts = encode(pair.tokenizer, [task.prompt(record) for record in chosen_records(source, Path(path))], False)
-    about = {"task": name, "parts": arguments.parts}
+    about = {"task": name, "parts": arguments.parts, "run": arguments.output.name, "dtype": arguments.dtype}
     records = earlier_records(arguments.report, about)
     done = {record["method"] for record in records}
     for method in arguments.methods:
@@ -95,7 +95,7 @@ def main() -> None:
 
 
 def earlier_records(path: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the records of a report, if it exists. Raises ValueError if its task or number of parts differs."""
+    """Return the records of a report, if it exists. Raises ValueError if its task or run differs."""
     if not path.is_file():
         return []
     found = json.loads(path.read_text())

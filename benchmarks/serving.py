@@ -39,6 +39,7 @@ from benchmarks.served import Server, start
 from embedded.export import export_demo_pair
 from hf_diversed import load_demo_pair
 from hf_diversed.evaluation.intervals import Bootstrap
+from hf_diversed.files import write_json
 from hf_diversed.formatting import PLAIN
 from hf_diversed.harness.decode import Decoded, Decoder
 from hf_diversed.harness.methods import build_methods
@@ -267,7 +268,7 @@ def main() -> None:
     report = json.loads(output.read_text()) if output.is_file() else {}
     report[arguments.part] = {**results, "provenance": origin}
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(report, indent=1) + "\n")
+    write_json(output, report)
 
 
 def _arguments() -> argparse.Namespace:

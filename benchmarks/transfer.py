@@ -1,6 +1,6 @@
 """Evaluate every packaged head on every embedded task: acceptance and quality outside the head's own task.
 
-python benchmarks/transfer.py --output results/transfer.json
+python -m benchmarks.transfer --output results/transfer.json
 """
 
 import argparse

@@ -2,13 +2,11 @@
 
 python -m benchmarks.variants math
 
-Writes results/features-TASK.json. Several processes with RANK and WORLD_SIZE share the heads and then the evaluation;
-repeat the command until all heads are trained.
+Writes results/features-TASK.json. Trained heads and finished batches are kept, so an interrupted run can continue.
 """
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from benchmarks.differences import compare
 from embedded.records import draw_records
 from hf_diversed import DiversedHead, load_demo_pair
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
+from hf_diversed.files import write_json
 from hf_diversed.harness.pair import Pair
 from hf_diversed.head.configuration_diversed import FEATURES, HEAD_TYPES
 from hf_diversed.provenance import provenance
@@ -44,14 +43,9 @@ DONE = "provenance.json"  # written last
 def main() -> None:
     options = parse_arguments()
     folder = options.output.parent / f"variants-{options.task}.parts"
-    # Removed from the environment, because training would otherwise wait for the other processes.
-    rank, world_size = (int(os.environ.pop(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
     pair, task = load_demo_pair(heads=MIXTURE), get_task(options.task, allow_code_execution=True)
-    for name in list(FEATURES_STUDY)[rank::world_size]:
+    for name in FEATURES_STUDY:
         train(FEATURES_STUDY[name], pair, task, folder / name, WEIGHTS / MIXTURE / task.name)
-    if not all((folder / name / DONE).exists() for name in FEATURES_STUDY):
-        print("Other processes are still training; run this again for the evaluation.")
-        return
     methods: list = list(BASELINES)
     for name in FEATURES_STUDY:
         head = DiversedHead.from_pretrained(folder / name).eval()
@@ -60,24 +54,20 @@ def main() -> None:
         num_examples=options.num_examples,
         samples_per_prompt=options.samples_per_prompt,
         batch_size=options.batch_size,
-        rank=rank,
-        world_size=world_size,
     )
     examples = load_records(task, "test", options.num_examples)
     done = folder / f"evaluation-x{options.samples_per_prompt}"
     rows = evaluate(pair, task, examples, methods, settings, head=pair.heads[task.name], output=done)
-    if rows:
-        results = read_results(done)
-        differences = [compare(results, "diversed", name) for name in FEATURES_STUDY]
-        labels = [*BASELINES, *FEATURES_STUDY]
-        rows = [row for row in rows if row["method"] in labels]
-        record = {
-            "records": rows,
-            "differences": differences,
-            "provenance": provenance(settings.seed) | {"sessions": results.sessions},
-        }
-        options.output.write_text(json.dumps(record, indent=1) + "\n")
-        print(json.dumps(differences, indent=1))
+    results = read_results(done)
+    differences = [compare(results, "diversed", name) for name in FEATURES_STUDY]
+    labels = [*BASELINES, *FEATURES_STUDY]
+    record = {
+        "records": [row for row in rows if row["method"] in labels],
+        "differences": differences,
+        "provenance": provenance(settings.seed) | {"sessions": results.sessions},
+    }
+    write_json(options.output, record)
+    print(json.dumps(differences, indent=1))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -97,7 +87,7 @@ def claim(folder: Path, settings: dict[str, Any]) -> None:
     path = folder / "settings.json"
     if not path.exists() and not (folder / DONE).exists():
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(settings, indent=1) + "\n")
+        write_json(path, settings)
     if not path.exists() or json.loads(path.read_text()) != settings:
         raise ValueError(f"{folder} was written with other settings; move or remove it, or use the same settings.")
 

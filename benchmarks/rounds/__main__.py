@@ -41,7 +41,9 @@ def main(argv: list[str] | None = None) -> None:
     console = Console()
     for table in tables(report["records"]):
         console.print(table)
-    console.print("Upstream's assisted decoding takes one row; a given acceptance affects our methods only.")
+    console.print(
+        "Upstream's assisted decoding supports only batch size 1; a given acceptance affects our methods only."
+    )
 
 
 def run(options: argparse.Namespace) -> dict:

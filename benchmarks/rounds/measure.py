@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from benchmarks.rounds.hardware import copy_bandwidth, weight_bytes
 from benchmarks.rounds.runner import Run, Runner, build_timed, runs_at
 from benchmarks.rounds.settings import PROMPTS_AS_GIVEN, BenchmarkSettings, Point
+from benchmarks.rounds.synthetic import SyntheticVerifier
 from benchmarks.rounds.timing import PHASES, Phases
 from benchmarks.turns import spread
 from hf_diversed import model_facts
@@ -40,16 +41,15 @@ class Record:
         seconds*, tokens_per_second*: of whole calls, with prefill.
         block_efficiency: tokens per row and round.
         acceptance_rate: accepted / drafted; None for upstream, which does not report it.
-        ratios: to "plain", "plain_compiled", "lossless" and "upstream" (one
-            row; for a static ensemble with its weight) at the same point: `seconds`*, `ms_per_round`* and
-            `tokens_per_second`*, paired by turn.
+        ratios: to "plain", "plain_compiled", "lossless" and "upstream" (batch size 1; for a static ensemble with its
+            weight) at the same point: `seconds`*, `ms_per_round`* and
+            `tokens_per_second`*, paired by turn. With a given acceptance, which upstream does not have, only
+            `ms_per_round` is compared with it.
         same_tokens_as_upstream: whether every turn sampled upstream's tokens, so that rounds correspond.
-        breakdown: mean ms per round by phase (`PHASES`), from separate runs.
+        breakdown: mean ms per eager round by phase (`PHASES`), from separate runs.
         head_percent*: the head's share of a round.
         compile_seconds: time of the first calls of a compiled method beyond a later one; excluded from all other
             fields.
-        forwards_ms*: the two models' forwards of a compiled round, each compiled alone at the same shapes.
-        own_percent*: share of a compiled round outside these forwards, paired by turn.
         limit_ms: the bandwidth limit at this draft length.
     """
 
@@ -69,8 +69,6 @@ class Record:
     breakdown: dict[str, float] | None = None
     head_percent: dict | None = None
     compile_seconds: float | None = None
-    forwards_ms: dict | None = None
-    own_percent: dict | None = None
     limit_ms: float | None = None
 
 
@@ -86,7 +84,6 @@ class Case:
     point: Point
     runs: list[Run] = field(default_factory=list)
     phases: list[Phases] = field(default_factory=list)
-    forwards_ms: list[float] = field(default_factory=list)
     first_seconds: list[float] = field(default_factory=list)
 
     @property
@@ -167,8 +164,8 @@ def _check_contexts(target, draft, settings: BenchmarkSettings, prompts: list[li
         most = model_facts.max_positions(model)
         if most is not None and needed > most:
             raise ValueError(
-                f"the {role} takes {most} positions, and `context_lengths` with `max_new_tokens` needs {needed}; "
-                "choose less."
+                f"`context_lengths` plus `max_new_tokens` must be <= {most}, the positions of the {role} model, got "
+                f"{needed}; choose smaller values."
             )
 
 
@@ -180,7 +177,10 @@ def _cases(methods: list[Method], settings: BenchmarkSettings) -> list[Case]:
                 case = Case(method, point)
                 found.setdefault(case.place, case)
     if not found:
-        raise ValueError("nothing to time: upstream's assisted decoding takes one row, and `batch_sizes` lacks 1.")
+        raise ValueError(
+            "`batch_sizes` must contain 1, the only batch size that upstream's assisted decoding supports, got "
+            f"{list(settings.batch_sizes)}; add 1 or another method."
+        )
     return list(found.values())
 
 
@@ -206,12 +206,8 @@ def _time(case: Case, runner: Runner, seed: int, breakdown: bool) -> None:
         case.first_seconds.append(run.seconds)
         run = runner(case.method, case.point, seed)
     case.runs.append(run)
-    if not breakdown or case.method.verifier is None:
-        return
-    if case.method.compile_config is None:
+    if breakdown and case.method.verifier is not None and case.method.compile_config is None:
         case.phases.append(runner.phases(case.method, case.point, seed))
-    else:
-        case.forwards_ms.append(runner.forwards_ms(case.method, case.point))
 
 
 _FIGURES: dict[str, Callable[[Run], float]] = {
@@ -266,9 +262,12 @@ def _references(case: Case) -> dict[str, tuple]:
 
 
 def _ratios(case: Case, reference: Case) -> dict[str, dict]:
+    # Upstream has its own acceptance; calls with a given one differ from it in the number of rounds.
+    rounds_only = reference.method.upstream and isinstance(case.method.verifier, SyntheticVerifier)
     return {
         name: spread([figure(mine) / figure(other) for mine, other in zip(case.runs, reference.runs)])
         for name, figure in _FIGURES.items()
+        if name == "ms_per_round" or not rounds_only
     }
 
 
@@ -277,12 +276,6 @@ def _same_tokens(case: Case, other: Case) -> bool:
 
 
 def _parts(case: Case) -> dict[str, Any]:
-    if case.forwards_ms:
-        shares = [alone / _FIGURES["ms_per_round"](run) for alone, run in zip(case.forwards_ms, case.runs)]
-        return {
-            "forwards_ms": spread(case.forwards_ms),
-            "own_percent": spread([100.0 * (1.0 - share) for share in shares]),
-        }
     if not case.phases:
         return {}
     rounds = sum(phases.rounds for phases in case.phases)
@@ -295,8 +288,8 @@ def _parts(case: Case) -> dict[str, Any]:
 
 
 def _limit_ms(target: PreTrainedModel, draft: PreTrainedModel, case: Case, bandwidth: float) -> float:
-    drafts = 0 if case.method.is_plain else case.point.num_assistant_tokens
-    return 1e3 * (weight_bytes(target) + drafts * weight_bytes(draft)) / bandwidth
+    gamma = 0 if case.method.is_plain else case.point.num_assistant_tokens
+    return 1e3 * (weight_bytes(target) + gamma * weight_bytes(draft)) / bandwidth
 
 
 def _limits(records: list[Record]) -> list[Record]:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
-from benchmarks.rounds.forwards import CompiledForwards
 from benchmarks.rounds.settings import PROMPTS_AS_GIVEN, BenchmarkSettings, Point
 from benchmarks.rounds.synthetic import SyntheticVerifier
 from benchmarks.rounds.timing import (
@@ -38,7 +37,7 @@ _INPUTS = {"token": ("token_features", True), "lookahead": ("lookahead", 4), "ta
 
 
 def runs_at(method: Method, point: Point) -> bool:
-    """Return whether a method runs at a point: upstream's assisted decoding takes one row."""
+    """Return whether a method runs at a point: upstream's assisted decoding supports only batch size 1."""
     return not method.upstream or point.batch_size == 1
 
 
@@ -135,7 +134,6 @@ class Runner:
         self.target, self.draft = target, draft
         self.watch = Stopwatch(target.device)
         self._twins: dict[Hashable, tuple[PreTrainedModel, PreTrainedModel]] = {}
-        self._forwards: dict[Hashable, CompiledForwards] = {}
 
     def __call__(self, method: Method, point: Point, seed: int) -> Run:
         """Decode and time the call and every round."""
@@ -174,20 +172,6 @@ class Runner:
         with seeded(seed, target.device), timer.timed(modules):
             target.generate(**self._options(method, point, draft))
         return timer.finish()
-
-    def forwards_ms(self, method: Method, point: Point) -> float:
-        """Return the milliseconds of the forwards alone of one compiled round."""
-        assert method.verifier is not None
-        assert method.compile_config is not None
-        hidden = method.verifier.needs_hidden_states
-        if (point, hidden) not in self._forwards:
-            target, draft = self._models(method, point)
-            inputs, gamma = self._inputs(point), point.num_assistant_tokens
-            columns = inputs["input_ids"].shape[1] + self.settings.max_new_tokens // 2 + gamma  # halfway
-            self._forwards[point, hidden] = CompiledForwards(
-                target, draft, inputs, gamma, columns, hidden, method.compile_config
-            )
-        return self._forwards[point, hidden].milliseconds(self.watch)
 
     def _models(self, method: Method, point: Point) -> tuple[PreTrainedModel, PreTrainedModel]:
         """Return copies of the models that keep compiled code across calls of the same kind.

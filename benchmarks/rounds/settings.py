@@ -35,7 +35,7 @@ class BenchmarkSettings:
         temperature: 0 decodes greedily; top-k and top-p are off.
         acceptance: conditional acceptance rate of our methods, one for all positions or one for each
             (`SyntheticVerifier`); None for the models' own.
-        breakdown: also time the parts of a round, in separate runs; of a compiled round, its forwards alone.
+        breakdown: also time the parts of an eager round, in separate runs.
         backend: of `torch.compile`, for compiled methods; "eager" traces without compiling, for testing.
         progress: show a progress bar; None: if standard error is a terminal.
 
@@ -59,7 +59,10 @@ class BenchmarkSettings:
         for name, low in (("batch_sizes", 1), ("context_lengths", 0), ("draft_lengths", 1)):
             _check_list(name, getattr(self, name), low)
         if 1 in self.context_lengths:
-            raise ValueError("`context_lengths` must be 0 (the prompts as given) or >= 2, got 1: nothing to prefill.")
+            raise ValueError(
+                "`context_lengths` must be 0 (the prompts as given) or >= 2, as 1 leaves nothing to prefill, got "
+                f"{list(self.context_lengths)}; replace 1."
+            )
         for name, low in (("repeats", 1), ("seed", 0), ("temperature", 0)):
             value = getattr(self, name)
             if not value >= low:  # also rejects NaN
@@ -68,7 +71,7 @@ class BenchmarkSettings:
         if self.max_new_tokens < least:
             raise ValueError(
                 f"`max_new_tokens` must be >= {least}, got {self.max_new_tokens!r}: with {max(self.draft_lengths)} "
-                f"drafts per round, fewer make less than {_LEAST_ROUNDS} rounds."
+                f"draft tokens per round, fewer tokens make less than {_LEAST_ROUNDS} rounds."
             )
         if self.acceptance is not None:
             self._check_acceptance(self.acceptance)
@@ -78,7 +81,7 @@ class BenchmarkSettings:
             raise ValueError(f"`acceptance` must be rates in [0, 1], got {list(rates)!r}.")
         longest = max(self.draft_lengths)
         if len(rates) not in (1, longest):
-            raise ValueError(f"`acceptance` must be one rate or one per draft ({longest}), got {len(rates)}.")
+            raise ValueError(f"`acceptance` must be one rate or one per draft token ({longest}), got {len(rates)}.")
         if self.temperature == 0:
             raise ValueError("`acceptance` needs a temperature above 0: greedy decoding draws no random numbers.")
 

@@ -56,6 +56,6 @@ class SyntheticVerifier(CompositeVerifier):
         count = draft.tokens.shape[1]
         rates = self.acceptance * count if len(self.acceptance) == 1 else self.acceptance[:count]
         if len(rates) < count:
-            raise ValueError(f"acceptance has {len(rates)} rates for {count} drafts per round; give one, or one each.")
+            raise ValueError(f"acceptance has {len(rates)} rates for {count} draft tokens; give one, or one each.")
         accept_prob = verdict.accept_prob.new_tensor(rates).expand_as(verdict.accept_prob)
         return replace(verdict, accept_prob=accept_prob)

@@ -37,8 +37,8 @@ def _by_place(records: list[dict]) -> dict[tuple, list[dict]]:
     return {place: beside.get(place[:2], []) + rows for place, rows in places.items()} or plain
 
 
-def _title(rows: int, context: int, drafts: int | None) -> str:
-    return f"rows {rows}, context {context or 'as given'}, drafts {drafts or '-'}"
+def _title(rows: int, context: int, gamma: int | None) -> str:
+    return f"rows {rows}, context {context or 'as given'}, draft tokens {gamma or '-'}"
 
 
 def _table(title: str, columns: dict[str, Callable[[dict], str]], rows: list[dict]) -> Table:
@@ -85,8 +85,6 @@ _ROUND: dict[str, Callable[[dict], str]] = {
 }
 _COMPILED: dict[str, Callable[[dict], str]] = {
     "compile, s": lambda row: number(row["compile_seconds"]),
-    "forwards\nalone, ms": lambda row: number(_median(row["forwards_ms"])),
-    "own\nwork": lambda row: percent(_share(row["own_percent"])),
 }
 _PARTS: dict[str, Callable[[dict], str]] = {
     **{phase: partial(_part, phase) for phase in PHASES},

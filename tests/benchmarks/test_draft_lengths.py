@@ -9,6 +9,7 @@ from torchao.prototype.quantization.int4.int4_opaque_tensor import Int4OpaqueTen
 
 from benchmarks import draft_lengths
 from hf_diversed import load_demo_pair
+from hf_diversed.files import read_lines
 
 
 def test_ratios_are_of_the_same_prompt():
@@ -34,7 +35,8 @@ def test_ratios_are_of_the_same_prompt():
 
 
 def test_a_run_continues(tmp_path, monkeypatch, capsys):
-    """Catches methods that cannot be decoded, and finished prompts that are decoded again."""
+    """Catches methods that cannot be decoded, finished prompts that are decoded again, and lines appended to an
+    incomplete one."""
     monkeypatch.setattr(draft_lengths, "EMBEDDED", ("math",))
     output = tmp_path / "lengths.json"
     short = ["x", "--output", str(output), "--num-prompts", "1", "--max-new-tokens", "12", "--constant", "2"]
@@ -48,12 +50,16 @@ def test_a_run_continues(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(draft_lengths, "decode", lambda *_: pytest.fail("the prompt has been decoded"))
     draft_lengths.main()
     assert json.loads(output.read_text())["records"] == first
+    (finished,) = tmp_path.glob("lengths.math-*.jsonl")
+    complete = finished.read_text()
+    finished.write_text(complete + complete[:20])  # as a killed process leaves it
     decoded: list[str] = []
     record = {"tokens": 1, "seconds": 1.0, "rounds": 1, "drafted": 1, "accepted": 1}
     monkeypatch.setattr(draft_lengths, "decode", lambda pair, ids, method, _: decoded.append(method) or record)
     monkeypatch.setattr(sys, "argv", [*short, "--num-prompts", "2"])
     draft_lengths.main()
     assert decoded.count("target") == 2  # for warming up, and the second prompt
+    assert len(read_lines(finished)) == 2
 
 
 def test_an_int4_draft_model_keeps_lossless_decoding():

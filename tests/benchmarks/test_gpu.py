@@ -1,6 +1,7 @@
 """`make gpu` on the CPU: its steps, their files, and how a run continues."""
 
 import json
+import subprocess
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ def config(tmp_path):
 
 def test_dry_run_writes_a_file_per_step_and_continues(config, tmp_path, monkeypatch, capsys):
     """Catches steps with rejected arguments, figures that are written at the end only, and repeated steps."""
-    monkeypatch.setattr(gpu, "run_tests", lambda limit, dry_run: {"exit_code": 0})
+    monkeypatch.setattr(gpu, "run_tests", lambda limit, dry_run: {"output": ""})
     steps = ["tests", "llama-0.7-batch-1-eager", "qwen-0.85-batch-8-compiled"]
     folder = tmp_path / "gpu"
     call = ["--dry-run", str(config), "--output", str(folder), "--steps", ",".join(steps)]
@@ -33,6 +34,16 @@ def test_dry_run_writes_a_file_per_step_and_continues(config, tmp_path, monkeypa
     assert set(methods) >= {"compiled:target", "compiled:lossless"}
     monkeypatch.setattr(gpu.rounds, "main", lambda argv: pytest.fail("a finished step was repeated"))
     gpu.main(call)
+
+
+def test_failed_cuda_tests_stop_the_run(config, tmp_path, monkeypatch, capsys):
+    """Catches a file that hides failed tests from later runs, and a lost message of pytest."""
+    failed = subprocess.CompletedProcess([], 1, stdout="FAILED test_cuda.py", stderr="")
+    monkeypatch.setattr(gpu.subprocess, "run", lambda *_, **__: failed)
+    with pytest.raises(SystemExit, match="exit code 1"):
+        gpu.main(["--dry-run", str(config), "--output", str(tmp_path / "gpu"), "--steps", "tests"])
+    assert "FAILED test_cuda.py" in capsys.readouterr().out
+    assert not list((tmp_path / "gpu").iterdir())
 
 
 def test_needs_a_gpu_or_a_dry_run(tmp_path, monkeypatch, capsys):

@@ -160,8 +160,9 @@ def test_the_target_is_decoded_without_draft_tokens(run, tmp_path):
     assert dict(zip(rows["prompt"], rows["text"])) == expected
 
 
-def test_methods_are_timed_beside_the_target(run):
-    """Catches timing that needs options it does not have, and a missing method or batch size."""
+def test_methods_are_timed_beside_the_target(run, tmp_path):
+    """Catches timing that needs options it does not have, a missing method or batch size, and times of packed layers
+    that are reported for others."""
     options = ["--seconds", "--gammas", "2", "--batch-sizes", "1,2", "--timed-prompts", "2", "--repeats", "1"]
     options += ["--temperature", "0.7", "--top-k", "1"]
     (record,) = run(*options, "--methods", f"{PLAIN},{LOSSLESS}", name="speed-t0.7-k1")["records"]
@@ -172,6 +173,8 @@ def test_methods_are_timed_beside_the_target(run):
         {turn["tokens"] for timed in part["methods"].values() for turn in timed["turns"]} for part in record["seconds"]
     ]
     assert all(len(values) == 1 for values in tokens)  # top-k 1: every method writes the same answers
+    run(*options, "--no-packed", "--methods", LOSSLESS, name="speed-t0.7-k1")
+    assert len(list((tmp_path / "out").rglob("seconds-1-*.json"))) == 2
 
 
 def test_truncated_samples_have_their_own_file(run, tmp_path):
