@@ -13,7 +13,7 @@ run can continue. Bounds are clustered by prompt; differences are paired.
 import argparse
 import json
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -195,9 +195,10 @@ def decode(
     records = {row["method"]: {name: row[name] for name in columns} for row in rows}
     results, bootstrap = read_results(folder), Bootstrap(options.num_test)
 
+    table = cache(partial(MethodTable, results))
+
     def sums(labels: list[str], *names: str) -> list[np.ndarray]:
-        tables = [MethodTable(results, label) for label in labels]
-        return [np.sum([table.sums[name] for table in tables], axis=0) for name in names]
+        return [np.sum([table(label).sums[name] for label in labels], axis=0) for name in names]
 
     def point(labels: list[str]) -> tuple[np.ndarray, np.ndarray]:
         rate = bootstrap.ratio(*sums(labels, "num_accepted", "num_drafted"))
@@ -219,11 +220,12 @@ def decode(
         }
         for name, estimate in estimates.items():
             record |= {name: estimate.value, f"{name}_ci": [estimate.low, estimate.high]}
-        above = bootstrap.estimate(gain(labels))
+        gains = gain(labels)
+        above = bootstrap.estimate(gains)
         known = not np.isnan([above.value, above.low]).any()
         record["gain"] = above.value if known else None
         if known:
-            p_value = 2.0 * (1.0 - NormalDist().cdf(abs(z_score(gain(labels)))))
+            p_value = 2.0 * (1.0 - NormalDist().cdf(abs(z_score(gains))))
             record |= {"gain_ci": [above.low, above.high], "gain_p": p_value}
         for label in labels[1:]:
             del records[label]

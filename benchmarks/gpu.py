@@ -71,11 +71,17 @@ def run_tests(limit: float, dry_run: bool) -> dict:
     """Run the CUDA tests in a separate process and return the end of its output.
 
     Raises:
-        SystemExit: with the output, if a test fails.
+        SystemExit: if the tests fail or exceed the limit; their output is printed.
     """
     environment = {**os.environ, "HF_DIVERSED_DEVICE": "cpu" if dry_run else "cuda"}
     command = [sys.executable, "-m", "pytest", "-rs", *(TESTS[:1] if dry_run else TESTS)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit)
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit)
+    except subprocess.TimeoutExpired as error:
+        print(error.stdout)
+        raise SystemExit(
+            f"The CUDA tests exceeded {limit:.0f} s; run the command again, or name other steps with --steps."
+        ) from error
     if done.returncode != 0:
         print(done.stdout, done.stderr, sep="\n")
         raise SystemExit(

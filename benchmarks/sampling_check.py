@@ -59,6 +59,7 @@ def main() -> None:
     task = PromptedTask(get_task(source, allow_code_execution=True), pair.tokenizer, chat=True)
     prompts = encode(pair.tokenizer, [task.prompt(record) for record in chosen_records(source, Path(path))], False)
     about = {"task": name, "parts": arguments.parts, "run": arguments.output.name, "dtype": arguments.dtype}
+    about |= {"target": arguments.target, "draft": arguments.draft}
     records = earlier_records(arguments.report, about)
     done = {record["method"] for record in records}
     for method in arguments.methods:
@@ -95,11 +96,11 @@ def main() -> None:
 
 
 def earlier_records(path: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the records of a report, if it exists. Raises ValueError if its task or run differs."""
+    """Return the records of a report, if it exists. Raises ValueError if it was written with other settings."""
     if not path.is_file():
         return []
     found = json.loads(path.read_text())
-    if different := {key: found.get(key) for key, value in about.items() if found.get(key) != value}:
+    if different := {key: found.get(key) for key, value in about.items() if found.get(key, value) != value}:
         raise ValueError(f"{path} has {different}, not {about}; choose another --report or remove it.")
     return found["records"]
 

@@ -64,7 +64,7 @@ class MethodName:
 
     def truncation(self) -> dict[str, float]:
         """Return the arguments of `generate` in "target:top_p=0.9:top_k=50"; empty for "target". Raises ValueError for
-        other arguments, and for values that are not numbers."""
+        other arguments, for values that are not numbers, and for a top_k that is not an integer."""
         arguments: dict[str, float] = {}
         for part in self.values:
             name, _, value = str(part).partition("=")

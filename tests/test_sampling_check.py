@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from benchmarks.sampling_check import completions, deviations, encoded, run_warpers, scores
+from benchmarks.sampling_check import completions, deviations, earlier_records, encoded, run_warpers, scores
 from tests.tiny import tiny_model
 
 
@@ -79,3 +79,12 @@ def test_completions_of_all_parts_are_numbered_as_the_prompts(tmp_path):
     assert completions(tmp_path, 2, "lossless") == expected
     with pytest.raises(ValueError, match="contains no texts of 'target'"):
         completions(tmp_path, 2, "target")
+
+
+def test_reports_of_another_run_are_not_continued(tmp_path):
+    """Catches methods of two runs in one report."""
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps({"task": "gsm8k", "run": "out", "records": [{"method": "lossless"}]}))
+    assert earlier_records(path, {"task": "gsm8k", "run": "out"}) == [{"method": "lossless"}]
+    with pytest.raises(ValueError, match="choose another --report"):
+        earlier_records(path, {"task": "gsm8k", "run": "other"})

@@ -71,7 +71,7 @@ class BenchmarkSettings:
         if self.max_new_tokens < least:
             raise ValueError(
                 f"`max_new_tokens` must be >= {least}, got {self.max_new_tokens!r}: with {max(self.draft_lengths)} "
-                f"draft tokens per round, fewer tokens make less than {_LEAST_ROUNDS} rounds."
+                f"draft tokens per round, fewer tokens give fewer than {_LEAST_ROUNDS} rounds."
             )
         if self.acceptance is not None:
             self._check_acceptance(self.acceptance)

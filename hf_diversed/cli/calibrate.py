@@ -28,7 +28,7 @@ def calibrate(options: CalibrateOptions) -> None:
     check_shares(options.max_quality_drop, options.confidence)
     preparing.check_one_process("calibrate")
     if options.draft == LOOKUP:
-        raise ValueError("calibrate does not support --draft lookup; name a draft model.")
+        raise ValueError("--draft must be a model for this command, got lookup; name a draft model.")
     task = preparing.load_task(options)
     head = DiversedHead.from_pretrained(options.head).eval()
     settings = preparing.settings_of(

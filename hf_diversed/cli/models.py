@@ -158,5 +158,6 @@ def without_weights(name: str) -> PreTrainedModel:
 def _check_chat(tokenizer, chat: bool) -> None:
     if chat and tokenizer.chat_template is None:
         raise ValueError(
-            "chat prompts need a chat template, which the target's tokenizer lacks; name an instruction-tuned model."
+            "chat prompts need a chat template, which the target's tokenizer lacks; name an instruction-tuned model, "
+            "or leave out `chat`."
         )

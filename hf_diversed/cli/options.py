@@ -217,7 +217,8 @@ class TrainOptions(ScoringOptions):
     )
     eval_data_file: str | None = option("JSON Lines file of held-out prompts.")
     eval_split: str | None = option(
-        "Split of the held-out prompts; by default validation, or else a part of train that is not trained on."
+        "Split of the held-out prompts; by default validation if the task has it, else records of train that are not "
+        "used for training."
     )
     num_examples: int = option("Number of training prompts; a smaller data file is used whole.", 1024)
     num_eval_examples: int = option("Number of held-out prompts that choose the best head.", 1024)
@@ -238,7 +239,7 @@ class LabelOptions(ScoringOptions, DeviceOptions):
     continuations: int = option("Continuations of each branch of a rejection.", 4)
     lookahead: int = option("Number of later draft tokens whose features are recorded, 0 to 16.", 4)
     agreement: bool = option(
-        "Score agreement with the target's greedy answer instead of a reference; code is compared by its tests.", False
+        "Score agreement with the target's greedy answer instead of a reference; code tasks use their tests.", False
     )
     split: str = option("Split of the task.", "train")
     seed: int = option("Seed of prompts and sampling.", 0)
@@ -282,7 +283,7 @@ class CalibrateOptions(MeasuringOptions):
         "Folder of the head; the strictness is written to its configuration and card."
     )
     max_quality_drop: float = option("Tolerated drop below the target alone, in units of the metric.", 0.01)
-    confidence: float = option("Confidence that the drop is at most --max-quality-drop, between 0 and 1.", 0.95)
+    confidence: float = option("Confidence, between 0 and 1, that the drop is at most --max-quality-drop.", 0.95)
     num_examples: int = option("Number of prompts.", 1000)
     samples_per_prompt: int = option("Number of completions of each prompt.", 2)
     num_assistant_tokens: int | None = option("Draft tokens per round; by default the head's own, or 5.")

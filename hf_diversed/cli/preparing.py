@@ -66,10 +66,20 @@ def load_prompts(
         pool = parse_lines(Path(options.shots_file), task, "shots_file")
     elif options.shots:
         # One more than `shots`, because a record is never its own example.
-        pool = load_records(task, "train", options.shots + 1, options.seed)
+        with naming_records("`shots` + 1"):
+            pool = load_records(task, "train", options.shots + 1, options.seed)
     pair = load_pair(options.target, options.draft, options.device, options.chat, options.dtype)
     prompted = PromptedTask(task, pair.tokenizer, pool=pool, shots=options.shots, chat=options.chat)
     return pair, prompted, examples, head if head is not None else pair.heads.get(options.task)
+
+
+@contextmanager
+def naming_records(number: str, split: str = "split") -> Iterator[None]:
+    """Name these options in errors about the number of records and about the split."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(str(error).replace("`n`", number).replace("`split`", f"`{split}`")) from error
 
 
 def read_records(task: Task, split: str, n: int, seed: int, data_file: str | None) -> list[dict[str, Any]]:
@@ -192,9 +202,10 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def check_one_process(command: str) -> None:
+    """Raise ValueError if a launcher started several processes."""
     if (world_size := int(os.environ.get("WORLD_SIZE", 1))) > 1:
         raise ValueError(
-            f"{command} runs in a single process, got {world_size} (WORLD_SIZE); start it without launcher."
+            f"{command} runs in a single process, got {world_size} (WORLD_SIZE); start it without a launcher."
         )
 
 

@@ -32,6 +32,11 @@ def serve(options: ServeOptions, more: list[str]) -> None:
         raise ValueError(f"TARGET must come first, got {options.target!r}: hf-diversed serve TARGET --draft DRAFT ...")
     if options.head is None and options.verifier in (None, DIVERSED):
         raise ValueError('pass --head, or --verifier, for example --verifier "static:0.7".')
+    if options.draft == LOOKUP:
+        raise ValueError(
+            "--draft must be a model, got lookup; for prompt lookup leave it out and pass --speculative-config "
+            '\'{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3}\'.'
+        )
     has_config = any(word.startswith(("--spec", "-sc")) for word in more)
     if options.draft is None and not has_config:
         raise ValueError('pass --draft, or vLLM\'s --speculative-config, for example \'{"method": "mtp", ...}\'.')
@@ -59,11 +64,6 @@ def _command(options: ServeOptions, more: list[str]) -> list[str]:
     """Return the `vllm serve` command with a draft model that samples, if one is given, and the deployment's settings.
     Raises ValueError as `Deployment.build`."""
     settings = {name: getattr(options, name) for name in ("verifier", "head", *SETTINGS)}
-    if options.draft == LOOKUP:
-        raise ValueError(
-            '--draft must be a model, got lookup; for prompt lookup pass --speculative-config \'{"method": "ngram", '
-            '"num_speculative_tokens": 5, "prompt_lookup_max": 3}\'.'
-        )
     settings["choices"] = None if options.choices is None else [name.strip() for name in options.choices.split(",")]
     settings = {name: value for name, value in settings.items() if value is not None}
     head = Deployment.build(settings, spell=flag).head

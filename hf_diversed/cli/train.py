@@ -17,7 +17,13 @@ from hf_diversed.cli.models import (
     naming_model,
 )
 from hf_diversed.cli.options import TrainOptions, flag
-from hf_diversed.cli.preparing import check_new_folder, read_records, remove_earlier_run
+from hf_diversed.cli.preparing import (
+    check_new_folder,
+    check_one_process,
+    naming_records,
+    read_records,
+    remove_earlier_run,
+)
 from hf_diversed.cli.terminal import console, interruptible, notes
 from hf_diversed.files import write_json
 from hf_diversed.harness.pair import load_tokenizer
@@ -81,6 +87,7 @@ def labels_of(options: TrainOptions, config: DiversedConfig) -> Path | None:
 
 def train_on_labels(options: TrainOptions, config: DiversedConfig, path: Path) -> None:
     """Train a head on labels and save it with the report of the regression."""
+    check_one_process("train --objective counterfactual")
     folder = Path(config.output_dir)
     check_new_folder(folder, options.overwrite, (str(path),))
     labels = load_labels(path)
@@ -158,16 +165,15 @@ def load_rows(options: TrainOptions, task: Task, seed: int, held_out: bool) -> t
     files = [name and Path(name).resolve() for name in (options.data_file, options.eval_data_file)]
     one_source = files[1] in (None, files[0]) and (files[0] is not None or split == "train")
     shared = one_source and n_eval > 0
-    records = read_records(task, "train", n + n_eval if shared else n, seed, options.data_file)
+    with naming_records("`num_examples` + `num_eval_examples`" if shared else "`num_examples`"):
+        records = read_records(task, "train", n + n_eval if shared else n, seed, options.data_file)
     if shared:
         random.Random(seed).shuffle(records)  # a file may be sorted
         n_eval = min(n_eval, len(records) // 2)  # a small file is halved
         records, evaluation = records[: len(records) - n_eval], records[len(records) - n_eval :]
     elif n_eval:
-        try:
+        with naming_records("`num_eval_examples`", "eval_split"):
             evaluation = read_records(task, split, n_eval, seed, options.eval_data_file)
-        except ValueError as error:
-            raise ValueError(str(error).replace("`n`", "`num_eval_examples`")) from error
     rows = partial(prompt_rows, task, pool=records, shots=options.shots, chat=options.chat)
     return rows(records), rows(evaluation) if n_eval else None
 

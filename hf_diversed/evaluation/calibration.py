@@ -174,7 +174,7 @@ def check_shares(max_quality_drop: float, confidence: float = 0.95) -> None:
     """Raise ValueError unless both values lie strictly between 0 and 1."""
     for name, value, advice in (
         ("max_quality_drop", max_quality_drop, "0.01 tolerates one point."),
-        ("confidence", confidence, "at 0.95, at most one in 20 calibrations exceeds the limit."),
+        ("confidence", confidence, "at 0.95, at most one calibration in 20 tolerates a larger drop."),
     ):
         if isinstance(value, str) or not 0.0 < value < 1.0:  # also refuses NaN
             raise ValueError(f"`{name}` must lie between 0 and 1, got {value!r}; {advice}")

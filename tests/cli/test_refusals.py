@@ -46,10 +46,10 @@ REFUSED = [
     (f"push {HEAD}", "REPO is missing: name a repository, as in org/name, or pass --card-only or --info."),
     (f"push {HEAD} --card-only --info", "--card-only and --info are mutually exclusive; pass only one"),
     ("calibrate no-such-folder --task math", "HEAD: the folder no-such-folder does not exist."),
-    (f"{CALIBRATE} --target x --draft lookup", "calibrate does not support --draft lookup; name a draft model."),
+    (f"{CALIBRATE} --target x --draft lookup", "--draft must be a model for this command, got lookup"),
     (
         "serve org/target --verifier static:0.5 --draft lookup",
-        "--draft must be a model, got lookup; for prompt lookup pass",
+        "--draft must be a model, got lookup; for prompt lookup leave it out and",
     ),
     (f"{EVALUATE} --num-examples 100000", "--num-examples must be at most"),
     (f"{EVALUATE} --temperature hot", "--temperature must be a number"),
@@ -85,6 +85,8 @@ REFUSED = [
     (f"{CALIBRATE} --confidence 1", "--confidence must lie between 0 and 1, got 1.0"),
     (f"{TRAIN} --target x", "--target and --draft go together"),
     (f"{TRAIN} --task code", "allow-code-execution"),
+    (f"{TRAIN} --eval-split train", "--num-examples + --num-eval-examples must be at most"),
+    (f"{TRAIN} --eval-split dev", "--eval-split of task 'math' must be one of"),
     (f"{TRAIN} --temperature 0", "temperature must be above 0"),
     (f"{TRAIN} --reward-funcs no.such.module", "no.such"),
     (f"{TRAIN} --config no-such-file.yaml", "--config: the file no-such-file.yaml does not exist."),
@@ -159,7 +161,9 @@ def test_several_processes_need_an_output():
     refused("--output is required with several processes", *shlex.split(EVALUATE), WORLD_SIZE="2", RANK="1")
 
 
-@pytest.mark.parametrize("command", [CALIBRATE, "label --task math --output new.jsonl"])
+@pytest.mark.parametrize(
+    "command", [CALIBRATE, "label --task math --output new.jsonl", f"{TRAIN} --objective counterfactual --labels x"]
+)
 def test_commands_that_need_a_single_process(command):
     """Catches processes that write the same file at the same time."""
     refused("runs in a single process, got 2 (WORLD_SIZE)", *shlex.split(command), WORLD_SIZE="2", RANK="1")

@@ -50,8 +50,8 @@ def test_other_draft_tokens_than_a_models():
 
 
 def test_a_verifier_without_a_head():
-    options = "--verifier static:0.7 --choices lenience:0.3,static:0.5 --max-bias 0.2 --num-assistant-tokens 3"
-    _, speculative, ours = written(*options.split())
+    options = "--verifier static:0.7 --choices 'lenience:0.3, static:0.5' --max-bias 0.2 --num-assistant-tokens 3"
+    _, speculative, ours = written(*shlex.split(options))
     assert speculative["num_speculative_tokens"] == 3
     assert ours == {"verifier": "static:0.7", "choices": ["lenience:0.3", "static:0.5"], "max_bias": 0.2}
 
