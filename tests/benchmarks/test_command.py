@@ -34,7 +34,7 @@ def test_random_weights_end_to_end(configs, tmp_path, capsys):
     run(configs | options)
     printed = capsys.readouterr().out
     tables = ("fresh:distribution", "bandwidth limit", "ms per round, by part")
-    for words in (*tables, "takes one row"):
+    for words in (*tables, "supports only batch size 1"):
         assert words in printed
     assert "…" not in printed
     report = json.loads(output.read_text())
