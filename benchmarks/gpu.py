@@ -78,7 +78,7 @@ def run_tests(limit: float, dry_run: bool) -> dict:
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit)
     except subprocess.TimeoutExpired as error:
-        print(error.stdout)
+        print((error.stdout or b"").decode(errors="replace"))
         raise SystemExit(
             f"The CUDA tests exceeded {limit:.0f} s; run the command again, or name other steps with --steps."
         ) from error

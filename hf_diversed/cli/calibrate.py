@@ -7,7 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hf_diversed.cli import preparing
-from hf_diversed.cli.options import LOOKUP, CalibrateOptions
+from hf_diversed.cli.models import check_draft_model
+from hf_diversed.cli.options import CalibrateOptions
 from hf_diversed.cli.terminal import console, notes
 from hf_diversed.evaluation.calibration import Tested, check_shares
 from hf_diversed.evaluation.calibration import calibrate as run
@@ -27,8 +28,7 @@ def calibrate(options: CalibrateOptions) -> None:
     preparing.check_folder("HEAD", options.head)
     check_shares(options.max_quality_drop, options.confidence)
     preparing.check_one_process("calibrate")
-    if options.draft == LOOKUP:
-        raise ValueError("--draft must be a model for this command, got lookup; name a draft model.")
+    check_draft_model(options.draft)
     task = preparing.load_task(options)
     head = DiversedHead.from_pretrained(options.head).eval()
     settings = preparing.settings_of(

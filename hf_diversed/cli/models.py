@@ -40,8 +40,8 @@ def load_pair(
             `chat` is set and the tokenizer has no chat template; all before a named model is loaded.
     """
     check_pair(target, draft)
-    if two_models and draft == LOOKUP:
-        raise ValueError("--draft must be a model for this command, got lookup; name a draft model.")
+    if two_models:
+        check_draft_model(draft)
     if device is not None:
         check_device(device)
     kind = check_dtype(dtype)
@@ -97,6 +97,12 @@ def check_pair(target: str | None, draft: str | None) -> None:
             "--target and --draft go together: pass both, for example --target Qwen/Qwen3-8B --draft "
             "Qwen/Qwen3-0.6B, or neither for the embedded pair. --draft lookup needs no second model."
         )
+
+
+def check_draft_model(draft: str | None) -> None:
+    """Raise ValueError for prompt lookup, in commands that need a draft model."""
+    if draft == LOOKUP:
+        raise ValueError("--draft must be a model for this command, got lookup; name a draft model.")
 
 
 def check_device(device: Device) -> None:

@@ -73,7 +73,7 @@ def attached_to(model: torch.nn.Module) -> AttachedOptions | None:
 
 
 def _drop_replaced(entries: list[_Entry]) -> None:
-    """Drop all entries before the last one without a handle, which cannot be entered and hides them until `detach`."""
+    """Drop entries that cannot apply: one whose handle was freed stays until `detach` and hides all older ones."""
     permanent = [index for index, (_, handle) in enumerate(entries) if handle() is None]
     del entries[: permanent[-1] if permanent else 0]
 

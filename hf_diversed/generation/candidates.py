@@ -335,8 +335,10 @@ class CandidateDrafter(Drafter):
         draft, allowed = point_mass_block(
             rows, [tokens for tokens, _ in found], self.processor, self.vocab_size, self.sampled
         )
+        if draft is None:
+            return None, allowed
         for row, (own, logits) in enumerate(found):
-            if draft is None or logits is None:
+            if logits is None:
                 continue
             scores = draft.scores[row, : len(own)]
             scores.copy_(to_vocabulary(logits.to(rows.ids.device).float(), self.vocab_size))

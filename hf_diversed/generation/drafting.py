@@ -150,8 +150,8 @@ def before_bans(
             continue
         text = rows.drafted_view(column, PerRow(valid, torch.tensor(valid, device=tokens.device)))
         scores = torch.zeros(len(tokens), vocab_size, dtype=torch.float32, device=tokens.device)
-        for ban in bans:
-            scores = ban(text, scores)
+        for each in bans:
+            scores = each(text, scores)
         steps = (column - starts.device).clamp(0, tokens.shape[1] - 1)
         fits = scores.gather(1, tokens.gather(1, steps[:, None]))[:, 0] > torch.finfo(scores.dtype).min
         kept = [number + (new and fit) for number, new, fit in zip(kept, is_next, fits.tolist())]

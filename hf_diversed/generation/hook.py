@@ -23,7 +23,8 @@ def dispatch(original, stock: inspect.Signature, model: PreTrainedModel, args: t
     Args:
         original: the wrapped `generate`. stock: the signature of upstream's `generate`.
     """
-    is_draft = getattr(kwargs.get("generation_config"), "is_assistant", None)  # upstream drafts with it
+    # Upstream sets it while the model generates draft tokens for another one.
+    is_draft = getattr(kwargs.get("generation_config"), "is_assistant", None)
     attached = None if is_draft else attached_to(model)
     options = Options.pop_from(kwargs)
     if attached is None and not options.names_verifier():

@@ -1,4 +1,4 @@
-"""Whether target and draft model have the same tokenizer, without a request to the Hub."""
+"""Comparison of the tokenizers of target and draft model, without requests to the Hub."""
 
 import filecmp
 from collections.abc import MutableMapping
@@ -74,7 +74,7 @@ def _vocabulary_file(name: str, revision: str | None) -> Path | None:
 def _same_content(first: Path | None, second: Path | None) -> bool:
     if first is None or second is None or first.name != second.name:
         return False
-    return filecmp.cmp(first, second, shallow=False)
+    return filecmp.cmp(first, second, shallow=False)  # cached until a file changes
 
 
 def _load(file: Path | None) -> PreTrainedTokenizerBase | None:

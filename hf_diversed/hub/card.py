@@ -199,11 +199,14 @@ def _results(records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]) -
     return rows
 
 
+_NEAR = 0.001  # acceptance rates that differ by less count as equal
+
+
 def _competitor(records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the best training-free family at the head's acceptance rate, and the head's quality minus that of it.
 
-    Each family's curve is interpolated linearly between its measured points and lossless decoding. None if no curve
-    contains the head's acceptance rate.
+    Each family's curve is interpolated linearly between its measured points and lossless decoding; its ends are used
+    up to `_NEAR` beyond them. None if no curve contains the head's acceptance rate.
     """
     at, quality = own.get("acceptance_rate"), own.get("quality")
     curves: dict[str, list[tuple[float, float]]] = {}
@@ -217,7 +220,7 @@ def _competitor(records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]
     found: dict[str, float] = {}
     for family, points in curves.items():
         rates, qualities = zip(*sorted(points + lossless))
-        if at is not None and quality is not None and rates[0] <= at <= rates[-1]:
+        if at is not None and quality is not None and rates[0] - _NEAR <= at <= rates[-1] + _NEAR:
             found[family] = quality - float(np.interp(at, rates, qualities))
     if not found:
         return None

@@ -145,6 +145,7 @@ def _new_head(labels: Labels, settings: FitSettings) -> tuple[DiversedHead, dict
         num_assistant_tokens=sampling["num_assistant_tokens"],
         training_temperature=sampling["temperature"],
     )
+    # On the CPU only: torch.manual_seed would also seed CUDA's generators, which fork_rng([]) does not restore.
     with torch.random.fork_rng([]):
         torch.default_generator.manual_seed(settings.seed)
         head = DiversedHead(config)

@@ -46,6 +46,7 @@ def fresh_head(target: PreTrainedModel, draft: PreTrainedModel | None, args: Div
         num_assistant_tokens=args.num_assistant_tokens,
         training_temperature=args.temperature,
     )
+    # On the CPU only: torch.manual_seed would also seed CUDA's generators, which fork_rng([]) does not restore.
     with torch.random.fork_rng([]):
         torch.default_generator.manual_seed(args.seed)
         head = DiversedHead(config)

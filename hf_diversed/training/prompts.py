@@ -45,5 +45,5 @@ def check_rows(name: str, rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         if "prompt" not in row:
             raise ValueError(f'{name} must hold rows with a "prompt", got one with {sorted(row)}.')
-    if any("completions" in row for row in rows):
-        raise ValueError(f"{name} must not have a column 'completions', which rewards receive; rename the column.")
+        if "completions" in row:
+            raise ValueError(f"{name} must not have a column 'completions', which rewards receive; rename the column.")

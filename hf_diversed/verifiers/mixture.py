@@ -87,8 +87,8 @@ class MixtureVerifier(Verifier):
 
     Sampling uses p(x), q(x) and w at the draft tokens only, as the residual distribution norm(max(p - q, 0)) does not
     depend on w. Greedy: accept x iff it is argmax v, with p and q at temperature 1; else emit argmax v. The module
-    docstring defines v for weights per position and per token. Each bound is one value, or one per prompt or row, and
-    so is each further attribute in `row_settings`: None or a list of numbers.
+    docstring defines v for weights per position and per token. Each bound is one value, or one per prompt or row.
+    The same holds for other attributes named in `row_settings`, which are None or a list of numbers.
 
     Args:
         max_bias: in [0, 1]. Raises w until TV(v, p) <= max_bias at every draft position. In greedy decoding

@@ -50,7 +50,7 @@ def test_a_run_of_the_tests_that_takes_too_long(monkeypatch, capsys):
     """Catches a traceback, and output that is lost."""
 
     def run(command, **kwargs):
-        raise subprocess.TimeoutExpired(command, kwargs["timeout"], output="3 passed")
+        raise subprocess.TimeoutExpired(command, kwargs["timeout"], output=b"3 passed")
 
     monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(SystemExit, match="exceeded 7 s"):
