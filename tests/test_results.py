@@ -15,8 +15,9 @@ from tools.tables import TABLES
 from tools.tables.parts import Column, Row, Table, below, count, number, p_value, points, rate, times
 
 
-FIGURES = ("n", "acceptance_rate", "acceptance_rate_ci", "block_efficiency", "mean_tokens", "quality", "quality_ci")
-FIGURES += ("quality_drop", "quality_drop_ci", "prompts_better", "prompts_worse", "static_gain", "static_gain_ci")
+FIGURES = ("n", "acceptance_rate", "acceptance_rate_ci", "block_efficiency", "mean_tokens", "mean_rounds")
+FIGURES += ("quality", "quality_ci", "quality_drop", "quality_drop_ci", "prompts_better", "prompts_worse")
+FIGURES += ("static_gain", "static_gain_ci")
 
 
 def test_every_form_of_bounds_is_read():

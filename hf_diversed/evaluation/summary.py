@@ -154,6 +154,7 @@ def _cost(table: MethodTable) -> dict:
     num_rows, num_tokens = (float(table.sums[name].sum()) for name in ("rows", "tokens"))
     return {
         "mean_tokens": table.rate("tokens", "rows"),
+        "mean_rounds": table.rate("num_rounds", "rows"),
         "seconds_per_sample": table.seconds / num_rows,
         "tokens_per_second": num_tokens / table.seconds if table.seconds else None,
         "peak_memory_bytes": table.peak_bytes,

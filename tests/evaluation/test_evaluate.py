@@ -97,6 +97,7 @@ def test_records_contain_the_calls_statistics(whole):
         assert record["acceptance_rate"] == pytest.approx(accepted / drafted)
         assert record["verified_acceptance_rate"] == pytest.approx(accepted / (accepted + sum(column["num_rejected"])))
         assert record["block_efficiency"] == pytest.approx(sum(column["tokens"]) / sum(column["num_rounds"]))
+        assert record["mean_rounds"] * len(column["tokens"]) == pytest.approx(sum(column["num_rounds"]))
         assert sum(record["accepted_per_position"]) * sum(column["num_rounds"]) == pytest.approx(accepted)
         assert record["relaxed_share"] == pytest.approx(sum(column["relaxed"]) / sum(column["tokens"]))
         assert record["quality_drop"] == pytest.approx(records[0]["quality"] - record["quality"])

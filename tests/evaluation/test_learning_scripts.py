@@ -18,7 +18,8 @@ def results(**scores: np.ndarray) -> Results:
     found = Results({"n": NUM_PROMPTS, "num_batches": 1, "settings": {"samples_per_prompt": 1, "seed": 0}})
     for label, values in scores.items():
         counters = {name: [0] * NUM_PROMPTS for name in COUNTERS}
-        counters |= {"num_accepted": [round(10 * value) for value in values], "num_drafted": [10] * NUM_PROMPTS}
+        accepted = [round(10 * value) for value in values]
+        counters |= {"num_accepted": accepted, "num_drafted": [10] * NUM_PROMPTS, "num_rounds": accepted}
         rows = {"prompt": list(range(NUM_PROMPTS)), "score": values.tolist(), "tokens": [1] * NUM_PROMPTS}
         about = {"method": label, "batch": 0, "sample": 0, "definition": label, "static_weight": None}
         found.add(
@@ -40,6 +41,8 @@ def test_compares_several_methods_as_one():
     assert found["quality_p"] == pytest.approx(expected, abs=0.05)
     low, high = found["quality_ci"]
     assert low < difference.mean() < high
+    assert found["mean_rounds"] == pytest.approx(10 * difference.mean())
+    assert found["mean_rounds_ci"] == pytest.approx([10 * low, 10 * high])
 
 
 def test_the_oracle_is_scored_on_held_out_continuations():

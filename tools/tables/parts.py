@@ -57,6 +57,11 @@ def factor(figure: Figure) -> str:
     return f"{figure.value:.2f}x"
 
 
+def tenth(figure: Figure) -> str:
+    """Format with one decimal, without bounds."""
+    return f"{figure.value:.1f}"
+
+
 def count(figure: Figure) -> str:
     """Format without decimals."""
     return f"{figure.value:,.0f}"
