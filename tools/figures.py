@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hf_diversed.formatting import LOSSLESS
+
 
 RESULTS = Path(__file__).parent.parent / "results"
 TASKS = ("math", "summary", "code")
@@ -167,9 +169,12 @@ def _calibration(study: str, found: Row) -> Iterator[Figure]:
 
 def _costs(study: str, found: Row) -> Iterator[Figure]:
     """Costs of single tokens: the decoding with heads trained on them, and the orders of tokens."""
-    compared = [row for row in found.get("decoding", ()) if row.get("gain") is not None]
+    rows = found.get("decoding", ())
+    # Lossless decoding is lenience:1.0, an end of the curve that gains are measured from.
+    rows = [row | {"gain": None, "gain_ci": None} if row["method"] == LOSSLESS else row for row in rows]
+    compared = [row for row in rows if row.get("gain") is not None]
     adjusted = dict(zip((row["method"] for row in compared), holm([row["gain_p"] for row in compared])))
-    for row in found.get("decoding", ()):
+    for row in rows:
         p_value = {"p": adjusted[row["method"]]} if row["method"] in adjusted else {}
         yield from flatten(study, found["task"], row["method"], row["n"], {**row, **p_value})
     explained = found.get("r2") or {name: head["r2"] for name, head in found["heads"].items()}
