@@ -127,6 +127,21 @@ def test_missing_figures_are_dashes():
     assert "| **DIVERSED** | - | - | - | - | - | - |" in text
 
 
+def test_kinds_of_heads_and_their_labels_are_explained():
+    """Catches the text of a token head in the card of a mixture head, and rows of other heads without a meaning."""
+    token_head = DiversedHeadConfig(256, 96, features="distribution", task="math", token_features=True)
+    evaluation = make_evaluation("math")
+    mixture, token = (render_card(config, evaluation, {}) for config in (EMBEDDED, token_head))
+    assert "# diversed-math-mixture\n" in mixture
+    assert "At every position\nit predicts" in mixture
+    assert "# diversed-math\n" in token
+    assert "For every draft token\nit predicts" in token
+    evaluation["records"] += [make_record(label, 3) for label in ("seed-43", "seed-44", "untrained@0.25")]
+    labels = "`seed-43`, `seed-44`: heads trained with other seeds. `untrained@0.25`: an untrained token head"
+    assert labels not in token
+    assert labels in render_card(token_head, evaluation, {})
+
+
 def test_training_is_shown():
     """Catches rollouts of one process only, and a broken constraint shown as kept."""
     training = make_training()
