@@ -1,18 +1,21 @@
 """Tables of times."""
 
+from hf_diversed.method_names import UPSTREAM
 from tools.tables.parts import ACCEPTED, Column, Row, Table, count, every, number, tenths, times
 
 
 DRAFTED = Column("draft tokens per round", "drafted_per_round", lambda figure: f"{figure.value:.1f}")
 OVER_TARGET = Column("over the target", "over_target", number)
-OVER_UPSTREAM = Column("over `upstream`", "over_upstream", number)
+OVER_UPSTREAM = Column("over transformers", "over_upstream", number)
 
 
 def _label(task: str, method: str) -> str:
     """Return "MBPP, `lossless`, constant 5" for the method "lossless:5"."""
+    if method == UPSTREAM:
+        return f"{task}, transformers"
     verifier, _, drafting = method.rpartition(":")
-    schedule = f"constant {drafting}" if drafting.isdecimal() else drafting
-    return f"{task}, `{verifier}`, {schedule}" if verifier else f"{task}, `{method}`"
+    name = "transformers" if verifier == UPSTREAM else f"`{verifier}`"
+    return f"{task}, {name}, {'constant ' * drafting.isdecimal()}{drafting}"
 
 
 def speed() -> dict[str, Table]:
@@ -53,13 +56,13 @@ def speed() -> dict[str, Table]:
                 ACCEPTED,
                 OVER_TARGET,
                 OVER_UPSTREAM,
-                Column("over `upstream`, best constant number", "over_upstream_constant", number),
+                Column("over transformers, best constant number", "over_upstream_constant", number),
             ],
             "Qwen2.5-Coder 1.5B in bfloat16 (oneDNN-packed weights) and 0.5B in int4 (torchao 0.18), or in bfloat16 "
             "(packed) where stated; temperature 1, at most 128 new tokens; ratios of tokens per second with the "
             "prefill, eager engine, batch size 1, two threads of a CPU with bfloat16 instructions; {n} prompts per "
-            "task, median (quartiles) of paired ratios. `upstream` is transformers' assisted generation with its "
-            "defaults; the best constant number of 3, 5 and 8 is the one with the most tokens per second. Data: "
+            "task, median (quartiles) of paired ratios. `transformers` is its assisted generation with default "
+            "settings; the best constant number of 3, 5 and 8 is the one with the most tokens per second. Data: "
             "{data}, `results/draft-lengths-bf16.json`.",
         ),
         "copies": Table(
@@ -88,7 +91,7 @@ def speed() -> dict[str, Table]:
             [
                 Column("lossless, ms per round", "lossless_ms", number),
                 Column("more with the head", "extra"),
-                Column("turns", "turns", count),
+                Column("alternating runs", "turns", count),
             ],
             "Hidden size 1024, 4 target layers, random weights, 5 draft tokens per round, one thread; median "
             "(quartiles). Data: {data}.",
