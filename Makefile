@@ -12,7 +12,7 @@ OLDEST := tests/test_compat.py tests/test_cache.py tests/head tests/verifiers te
 demo: $(VENV)/.base
 	$(BIN)/hf-diversed demo
 
-space: $(VENV)/.serve
+space: $(VENV)/.space
 	$(BIN)/python examples/space/app.py
 
 test: $(VENV)/.dev
@@ -88,7 +88,7 @@ test-wheel: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/benchmarks/test_packaged.py -m wheel -k "$(WHEEL)" -rs
 
 # Tests the Space and the documentation in the system's Chromium (apt-get install chromium).
-test-browser: $(VENV)/.docs $(VENV)/.serve
+test-browser: $(VENV)/.docs $(VENV)/.space
 	$(BIN)/python -m pytest tests/browser
 
 # vLLM's kernels and server with the plugin, on a CPU, in a separate environment (3 GB). About 20 minutes; VLLM_PROBLEMS=60
@@ -157,6 +157,6 @@ $(VENV)/.docs: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,dev,docs]" -c $(CONSTRAINTS)
 	touch $@
 
-$(VENV)/.serve: $(VENV)/.base
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,serve]" -c $(CONSTRAINTS)
+$(VENV)/.space: $(VENV)/.base
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,space]" -c $(CONSTRAINTS)
 	touch $@

@@ -49,13 +49,13 @@ experts_implementation revision torch_dtype
 """
 _RECORDED = frozenset(_TEXT.split())
 _PLAIN = re.compile(r"[+-]?[\d.][\d.,e+-]*|true|false|none", re.IGNORECASE)
-_HUB_TOKEN = re.compile(r"hf_[A-Za-z0-9]{16,}")
+_HUB_TOKEN = re.compile(r"hf_(?:[A-Za-z0-9]{16,}|(?:oauth|jwt)_[\w.-]{16,})")
 _PART = r"""[^\s/\\,;:"'=()\[\]{}<>]+"""
 _PATH = re.compile(
     rf"file://[^\s,;\"']+"
     rf"|(?<![\w/.])~[\w.-]*(?:/{_PART})+"
     rf"|(?<![\w.~/<-])/{_PART}(?:/{_PART})+"
-    rf"|(?<![\w/])(?:\.\./)+(?:{_PART}/)*(?:home|Users|root)/{_PART}(?:/{_PART})*"
+    rf"|(?<![\w./])(?:\./)*(?:\.\./)+(?:{_PART}/)*(?:home|Users|root)/{_PART}(?:/{_PART})*"
     rf"|\b[A-Za-z]:(?:\\+{_PART})+"
 )
 

@@ -39,6 +39,9 @@ COMMANDS_WITH_SECRETS = [
     (["-t", "mysecret"], ["-t"]),
     (["--launch", "run --token mysecret --seed 1"], ["--launch"]),
     (["--target", SECRET], ["--target", "***"]),
+    (["--target", f"hf_oauth_{SECRET[3:]}"], ["--target", "***"]),
+    (["--target", f"hf_jwt_{SECRET[3:]}.a-b_c"], ["--target", "***"]),
+    (["--draft", "org/hf_diversed-drafts-of-many-sizes"], None),
     (["--adam-beta1", "0.9", "--use_cpu", "true", "--low", "-0.5"], None),
     (["--num-assistant-tokens", "3,5", "--chat", "--methods", "target,diversed:org/head@main@0.5"], None),
     (["--objective", "counterfactual", "--labels", "labels.jsonl"], None),
@@ -97,6 +100,7 @@ def test_nested_settings_are_recorded_by_name():
     ("given", "expected"),
     [
         (["--data_file", "../../home/mysecret/x.jsonl"], ["--data_file", "x.jsonl"]),
+        (["--data_file", "./../../root/mysecret/x.jsonl"], ["--data_file", "x.jsonl"]),
         (["--data_file=~/mysecret/x"], ["--data_file=x"]),
         (["file:///home/mysecret/x"], ["x"]),
         (["/root/mysecret/run.yaml", "--config=/home/mysecret/my run.yaml"], ["run.yaml", "--config=my run.yaml"]),

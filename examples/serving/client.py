@@ -23,7 +23,8 @@ for strictness in (0.0, 0.5, 1.0):
         extra_body={"vllm_xargs": {"diversed_strictness": strictness}},
     )
     answer = response.parse()
-    counts = (answer.model_extra or {}).get("metrics", {}).get("speculative_decoding", {})
+    metrics = (answer.model_extra or {}).get("metrics") or {}  # None without --per-request-spec-decode-metrics
+    counts = metrics.get("speculative_decoding", {})
     served = [response.headers.get(f"x-diversed-{name}") for name in ("verifier", "strictness")]
     print(f"strictness {strictness}: {answer.choices[0].text!r}\n  served by {served}, {counts}")
 

@@ -314,7 +314,7 @@ class CompileOptions(MethodOptions):
 
 @dataclass(kw_only=True)
 class ServeOptions(VerifierOptions):
-    """Serve a pair with vLLM; unknown options are passed to vLLM.
+    """Serve a pair with vLLM; unknown options are passed to vLLM. `--config` reads options of this command only.
 
     For example: hf-diversed serve TARGET --draft DRAFT --head HEAD --port 8000 --max-model-len 4096. The settings are
     the defaults of requests; each request may set the strictness.

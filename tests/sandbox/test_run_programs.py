@@ -163,12 +163,14 @@ def test_tests_run_in_their_own_process_without_a_jail_too():
 
 def test_reasons_of_tests(unsafe):
     tests = ["assert f(1) == 1\nassert f(2) == 4", "assert f(1) ==", "assert f(1) == 1", "assert True"]
-    programs = ["def f(x): return x", "def f(x): return x", "x = 1", "def f(:"]
+    tests.append("-" * 50_000 + "1")
+    programs = ["def f(x): return x", "def f(x): return x", "x = 1", "def f(:", "def f(x): return x"]
     reasons = [result.reason for result in run_programs(programs, tests, unsafe=unsafe)]
     assert reasons[0] == "test failed: AssertionError: line 2: assert f(2) == 4"
     assert reasons[1].startswith("the tests are not valid Python: ")
     assert reasons[2] == "test failed: NameError: line 1: assert f(1) == 1: name 'f' is not defined"
     assert reasons[3].startswith("exit 1: SyntaxError")
+    assert reasons[4].startswith("the tests are not valid Python: ")
 
 
 @pytest.mark.parametrize(

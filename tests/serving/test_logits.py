@@ -145,9 +145,12 @@ def test_draft_tokens_without_an_id_keep_the_targets_logits(sampled: bool):
     assert [torch.equal(*rows) for rows in zip(served, logits)] == [False, True, False, True]
 
 
-def test_every_row_has_its_own_verifier_and_settings():
-    """Catches a setting or verifier that affects other rows: each row must equal the same row alone."""
+@pytest.mark.parametrize("rows_per_chunk", [3, 100])
+def test_every_row_has_its_own_verifier_and_settings(rows_per_chunk: int, monkeypatch: pytest.MonkeyPatch):
+    """Catches a setting or verifier that affects other rows, and a chunk with the settings of another: each row must
+    equal the same row alone."""
     logits, q = distributions("random")
+    monkeypatch.setattr("hf_diversed.serving.vllm.logits._CHUNK", rows_per_chunk * logits.shape[-1])
     verifiers = [static(0.2), LosslessVerifier(), static(0.9)]
     settings = [
         RequestSettings(1),

@@ -49,8 +49,10 @@ _UNIX, _DATAGRAM = 1, 2
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _FIOSETOWN, _SIOCSPGRP = 8, 10, 15, 0x8901, 0x8902
 # Like flock and inotify: a lease delays processes that open the file, the others report changes of a directory.
 _F_SETLEASE, _F_NOTIFY, _F_SETDELEG = 1024, 1026, 1040
-# These write to the terminal's input, or change inode flags (immutable, append-only) outside.
-_TIOCSTI, _TIOCLINUX, _FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR = 0x5412, 0x541C, 0x40086602, 0x401C5820
+# These write to the terminal's input.
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+# FS_IOC_SETFLAGS, FSSETXATTR, SETVERSION, ENABLE_VERITY: these change the metadata of files outside.
+_FILE_METADATA = (0x40086602, 0x401C5820, 0x40087602, 0x40806685)
 
 _LOAD, _JUMP, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
@@ -91,7 +93,7 @@ def restrict(mode: str) -> None:
         # A paired datagram socket (SOCK_DGRAM, SOCK_RAW) can still send to others; other families load kernel modules.
         code += _refuse_argument("socketpair", 0, _EQUAL, [_UNIX], otherwise=True)
         code += _refuse_argument("socketpair", 1, _ANY_BIT, [_DATAGRAM])
-        code += _refuse_argument("ioctl", 1, _EQUAL, [_TIOCSTI, _TIOCLINUX, _FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR])
+        code += _refuse_argument("ioctl", 1, _EQUAL, [_TIOCSTI, _TIOCLINUX, *_FILE_METADATA])
         code += _refuse_argument("fcntl", 1, _EQUAL, [_F_SETLEASE, _F_NOTIFY, _F_SETDELEG])
     if mode == "landlock":
         refused |= _WITHOUT_NAMESPACES

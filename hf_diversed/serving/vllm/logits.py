@@ -29,6 +29,7 @@ from hf_diversed.verifiers.mixture import MixtureVerifier, limit_bias
 LOSSLESS = 0
 _GREEDY_BELOW = 1e-5  # vLLM's own limit for temperatures
 _TINY, _HUGE = torch.finfo(torch.float32).tiny, 1e30
+_CHUNK = 2**24  # numbers, 64 MiB
 _CERTAIN = 1e4  # a logit beside which every other one has probability 0 in float32
 
 
@@ -70,6 +71,9 @@ def served_logits(
 ) -> torch.Tensor:
     """Return the logits of every position under its request's verifier. Each verifier in a batch costs one pass.
 
+    Positions are processed in chunks, because vLLM does not reserve memory for this function: it needs one buffer
+    `[N, V]` for the result, and a few of up to `_CHUNK` numbers.
+
     Args:
         verifiers: the deployment's verifiers.
         present: the settings in this batch; verifiers and bounds that none of them uses are not computed.
@@ -82,20 +86,28 @@ def served_logits(
     Returns:
         float32 `[N, V]`; lossless rows are bit-identical to `target_logits`.
     """
-    served = target_logits
     chosen = torch.where(tokens < 0, LOSSLESS, table[:, 0])[:, None]
     tokens = tokens.clamp_min(0).long()
-    for index, verifier in enumerate(verifiers, 1):
+    values: dict[int, dict[str, torch.Tensor]] = {}  # by the index of each verifier in this batch
+    for index in {settings.verifier for settings in present} - {LOSSLESS}:
         mine = [settings for settings in present if settings.verifier == index]
-        if not mine:
-            continue
-        values = {
+        values[index] = {
             name: table[:, column, None]
             for column, (name, neutral) in enumerate(NEUTRAL.items(), 1)
             if any(getattr(settings, name) != neutral for settings in mine)
         }
-        relaxed = verifier_logits(verifier, target_logits, draft_probs, tokens, values)
-        served = torch.where(chosen == index, relaxed, served)
+    if not values:
+        return target_logits
+    served = torch.empty_like(target_logits, dtype=torch.float32)
+    size = max(1, _CHUNK // target_logits.shape[-1])
+    for start in range(0, len(tokens), size):
+        rows = slice(start, start + size)
+        part, q = target_logits[rows], None if draft_probs is None else draft_probs[rows]
+        for index, columns in values.items():
+            settings_of_rows = {name: column[rows] for name, column in columns.items()}
+            relaxed = verifier_logits(verifiers[index - 1], target_logits[rows], q, tokens[rows], settings_of_rows)
+            part = torch.where(chosen[rows] == index, relaxed, part)
+        served[rows] = part
     return served
 
 

@@ -164,7 +164,7 @@ def relaxed(batch: Batch, target_logits: torch.Tensor, draft_logits: torch.Tenso
         temperature = rows.temperatures[rows.slots].float()
         temperature = torch.where(temperature == 0.0, 1.0, temperature)[:, None]
         steps = rows.steps.clamp_max(draft_logits.shape[1] - 1)
-        q = (draft_logits[rows.slots, steps, :width].float() / temperature).softmax(-1)
+        q = draft_logits[rows.slots, steps, :width].float().div_(temperature).softmax(-1)
     return served_logits(deployment.verifiers, batch.present, table, target_logits[:, :width], q, drafts)
 
 
