@@ -87,7 +87,7 @@ def render_card(
         source=repo_id or publishable(config.name_or_path),
         own=own,
         **_about_pair(config, evaluation),
-        **_about_decoding(config, own, training.get("training") or {}),
+        **_about_decoding(config, own, training),
         results=_results(records, own),
         labels=_labels(records),
         source_of_results=hub_source(own.get("task")),
@@ -132,17 +132,17 @@ def _inputs(config: DiversedHeadConfig) -> str:
     return "".join(part for part in parts if part)
 
 
-def _about_decoding(config: DiversedHeadConfig, own: Mapping[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sampling settings of training; of the evaluation, where training has none."""
+def _about_decoding(config: DiversedHeadConfig, own: Mapping[str, Any], training: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling settings of training, or of its labels; of the evaluation, where training has none."""
+    labels = (training.get("counterfactual") or {}).get("labels") or {}
+    trained = training.get("training") or labels.get("sampling") or {}
     known = {"temperature": config.training_temperature}
     sampling = {}
     for name in ("temperature", "top_k", "top_p"):
         given = (record.get(name) for record in (trained, known, own))
         sampling[name] = next((value for value in given if value is not None), None)
-    return {
-        "sampling": sampling,
-        "max_new_tokens": own.get("max_new_tokens") or trained.get("max_completion_length") or 128,
-    }
+    lengths = (own.get("max_new_tokens"), trained.get("max_completion_length"), trained.get("max_new_tokens"), 128)
+    return {"sampling": sampling, "max_new_tokens": next(length for length in lengths if length)}
 
 
 def _about_training(training: Mapping[str, Any]) -> dict[str, Any]:

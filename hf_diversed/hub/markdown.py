@@ -22,7 +22,7 @@ def text(value: Any) -> Markup:
     """Return a value escaped for text and tables, on one line; `Markup` unchanged."""
     if isinstance(value, Markup):
         return value
-    return Markup(_MARKS.sub(r"\\\g<0>", html.escape(one_line(value))))
+    return Markup(_MARKS.sub(r"\\\g<0>", html.escape(one_line(value), quote=False)))
 
 
 def code(value: Any) -> Markup:
