@@ -1,6 +1,7 @@
 """Names of decoding methods, `[compiled:]name[:parameter ...][@strictness]`. Imports no torch or transformers."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hf_diversed.formatting import COMPILED, PLAIN
@@ -8,8 +9,15 @@ from hf_diversed.formatting import COMPILED, PLAIN
 
 DIVERSED, UPSTREAM = "diversed", "upstream"
 AS_TRAINED = 0.5  # strictness
-# Sampling arguments of `generate` that remove tokens from the target's distribution.
-TRUNCATIONS = ("top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+# Sampling arguments of `generate` that remove tokens from the target's distribution, and tests of their values.
+TRUNCATIONS: dict[str, Callable[[float], bool]] = {
+    "top_p": lambda value: 0 < value <= 1,
+    "top_k": lambda value: value >= 0 and value.is_integer(),
+    "min_p": lambda value: 0 <= value <= 1,
+    "typical_p": lambda value: 0 < value <= 1,
+    "epsilon_cutoff": lambda value: 0 <= value < 1,
+    "eta_cutoff": lambda value: 0 <= value < 1,
+}
 
 
 @dataclass(frozen=True)
@@ -64,15 +72,16 @@ class MethodName:
 
     def truncation(self) -> dict[str, float]:
         """Return the arguments of `generate` in "target:top_p=0.9:top_k=50"; empty for "target". Raises ValueError for
-        other arguments, for values that are not numbers, and for a top_k that is not an integer."""
+        other arguments, and for values that are not numbers or out of range."""
         arguments: dict[str, float] = {}
         for part in self.values:
             name, _, value = str(part).partition("=")
             number = parse_number(value)
-            if name not in TRUNCATIONS or number is None or (name == "top_k" and not number.is_integer()):
+            if name not in TRUNCATIONS or number is None or not TRUNCATIONS[name](number):
                 raise ValueError(
                     f"method {str(self)!r} must have the form {PLAIN}, or {PLAIN}:<name>=<value> with names of "
-                    f"{', '.join(TRUNCATIONS)} and an integer top_k, for example {PLAIN}:top_p=0.9."
+                    f"{', '.join(TRUNCATIONS)}, an integer top_k >= 0, and other values from 0 to 1, for example "
+                    f"{PLAIN}:top_p=0.9."
                 )
             arguments[name] = int(number) if name == "top_k" else number
         return arguments

@@ -36,7 +36,9 @@ def generate(options: GenerateOptions) -> None:
         max_new_tokens=options.max_new_tokens,
     )
     show_own_warnings_only()
-    build_method(options)
+    _, verifier = build_method(options)
+    if verifier is not None and verifier.greedy_only and options.temperature > 0:
+        raise ValueError(f"--method {options.method} is defined for greedy decoding only; pass --temperature 0.")
     pair = load_pair(options.target, options.draft, options.device, options.chat, options.dtype)
     label, verifier = build_method(options, pair.target.device)
     notes.print(Text(options.prompt, style="bold"), end="", soft_wrap=True)

@@ -151,7 +151,7 @@ _WRITTEN = (
     *_CACHES,
     *("checkpoint-*", ".saving", "calibration", "runs", "custom_generate", ".eval_results"),
     *("model.safetensors", "config.json", "trainer_state.json", "training_args.bin"),
-    *("README.md", "provenance.json", "evaluation.json", "*_results.json"),
+    *("README.md", "provenance.json", "evaluation.json", "evaluation.parts", "*_results.json"),
 )
 
 

@@ -200,7 +200,7 @@ class _Run:
             if found.get(method.label, method.definition) != method.definition:
                 raise ValueError(
                     f"the output folder holds {method.label!r} as {found[method.label]}, got {method.definition}; "
-                    "choose another label or folder."
+                    "choose another label or folder, or remove the older results (--overwrite on the command line)."
                 )
 
 

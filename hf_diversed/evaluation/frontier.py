@@ -42,7 +42,7 @@ def expand(families: Sequence[str]) -> list[str]:
         methods += [f"{family}{mark}{value:g}" for value in values]
     twice = sorted({method for method in methods if methods.count(method) > 1})
     if twice:
-        raise ValueError(f"`families` must not sweep a point twice, got {', '.join(twice)} more than once.")
+        raise ValueError(f"a sweep must not contain a point twice, got {', '.join(twice)} more than once.")
     if len(methods) == 2:
         raise ValueError(f"`families` must name at least one family, got none; known families: {', '.join(FAMILIES)}.")
     return methods

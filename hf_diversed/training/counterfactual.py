@@ -69,8 +69,13 @@ def fit_head(labels: Labels, settings: FitSettings) -> tuple[DiversedHead, dict[
         the predicted net cost.
 
     Raises:
-        ValueError: if the labels lack an input, or have fewer prompts than folds.
+        ValueError: if the labels lack an input, have fewer prompts than folds, or are all equal.
     """
+    if bool((labels.cost == labels.cost[0]).all()):
+        raise ValueError(
+            f"all {len(labels.cost)} labels have the same cost, {float(labels.cost[0]):g}; collect labels of more "
+            "prompts, or with longer completions."
+        )
     head, inputs = _new_head(labels, settings)
     head.standardize(**inputs)
     values = ((head.concatenate(**inputs) - head.input_mean) / head.input_std).double()

@@ -27,6 +27,7 @@ REFUSED = [
     ("generate x --method target --max-bias 0.5", "--max-bias needs --method diversed"),
     ("generate x --method diversed --task gsm8k", "needs a head"),
     ("generate x --task poetry", "--task poetry: the embedded pair has heads for code, math, summary; name one"),
+    ("generate x --method regret_budget:1", "--method regret_budget:1 is defined for greedy decoding only; pass"),
     ("generate x --method static:abc", "--method static:abc: `weight` must lie in [0, 1], got 'abc'"),
     ("generate x --target ./no-folder --draft lookup", "target model: the folder ./no-folder does not exist."),
     ("generate x --target x --draft y --method diversed", "pass --head FOLDER_OR_HUB_ID."),

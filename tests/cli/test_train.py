@@ -112,6 +112,7 @@ def test_resumes_from_the_given_checkpoint(monkeypatch, options, expected, tmp_p
 
 
 EARLIER = ("model.safetensors", "config.json", "README.md", "calibration/batches-0.jsonl", "checkpoint-8/head.bin")
+EARLIER += ("evaluation.parts/batches-0.jsonl",)
 
 
 KEPT = ("notes.txt", "other.safetensors", "tokenizer.json")

@@ -91,7 +91,8 @@ def test_truncated_target(head):
     assert first == best  # only the most likely token is left
     with pytest.raises(ValueError, match="needs a temperature above 0"):
         Decoder(pair, Sampling(temperature=0.0, max_new_tokens=6))(plain[1], [[5, 6, 7]], seed=0)
-    for wrong in ("target:top_q=0.9", "target:top_p", "target:top_p=x"):
+    outside = [f"target:{part}" for part in ("top_p=0", "top_p=2", "typical_p=3", "min_p=-1", "top_k=-1")]
+    for wrong in ("target:top_q=0.9", "target:top_p", "target:top_p=x", *outside):
         with pytest.raises(ValueError, match="must have the form target, or target:<name>=<value>"):
             build_methods([wrong])
 

@@ -125,6 +125,8 @@ def test_refusals():
         fit_head(labels, FitSettings(lookahead=LOOKAHEAD + 1))
     with pytest.raises(ValueError, match="at least 61 prompts are needed"):
         fit_head(labels, FitSettings(folds=PROMPTS + 1))
+    with pytest.raises(ValueError, match="all 300 labels have the same cost, 0; collect"):
+        fit_head(planted(lambda inputs: torch.zeros(len(inputs["token"]))), FitSettings())
     without = dataclasses.replace(labels, inputs={name: labels.inputs[name] for name in ("features", "token")})
     assert not fit_head(without, FitSettings())[0].needs_hidden_states
     with pytest.raises(ValueError, match="per_token_gained needs labels with a lookahead"):
