@@ -17,13 +17,14 @@ from typing import Any
 import torch
 
 from benchmarks.differences import compare
-from benchmarks.variants import DONE, train
+from benchmarks.head_training import DONE, train
 from embedded.records import draw_records
 from hf_diversed import DiversedHead, load_demo_pair
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
 from hf_diversed.files import write_json
 from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.sampling import Sampling
+from hf_diversed.head import load_head
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import Task, get_task, load_records
 from hf_diversed.training import DiversedConfig
@@ -49,8 +50,8 @@ def main() -> None:
         train(SEEDS[name], pair, task, parts / name, packaged)
     heads = {PACKAGED: packaged, **{name: parts / name for name in SEEDS}}
     matched = {name: match(pair, task, folder) for name, folder in heads.items()}
-    methods: dict[str, Any] = {name: DiversedVerifier(load(folder)) for name, folder in heads.items()}
-    methods[OF_MIXTURE] = DiversedVerifier(load(WEIGHTS / MIXTURE / task.name))
+    methods: dict[str, Any] = {name: DiversedVerifier(load_head(str(folder))) for name, folder in heads.items()}
+    methods[OF_MIXTURE] = DiversedVerifier(load_head(str(WEIGHTS / MIXTURE / task.name)))
     for match_of_head in matched.values():
         verifier = DiversedVerifier(untrained(pair, packaged), match_of_head["untrained_strictness"])
         methods[match_of_head["untrained"]] = verifier
@@ -76,17 +77,13 @@ def main() -> None:
     print(json.dumps(comparisons, indent=1))
 
 
-def load(folder: Path) -> DiversedHead:
-    return DiversedHead.from_pretrained(folder).eval()
-
-
 @torch.no_grad()
 def match(pair: Pair, task: Task, folder: Path) -> dict[str, Any]:
     """Return the lenience, and the strictness of the untrained head, that accept as many draft tokens as a head.
 
     Acceptance is measured on rollouts of training prompts.
     """
-    head, source = load(folder), json.loads((folder / DONE).read_text())
+    head, source = load_head(str(folder)), json.loads((folder / DONE).read_text())
     settings = Sampling(
         max_new_tokens=source["training"]["max_completion_length"],
         batch_size=128,

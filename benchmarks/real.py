@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from benchmarks import packaged
-from benchmarks.variants import DONE, claim
+from benchmarks.head_training import DONE, claim
 from hf_diversed.cli.demo import TEXTS
 from hf_diversed.cli.models import LOOKUP, load_pair
 from hf_diversed.cli.training import call
