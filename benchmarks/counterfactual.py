@@ -13,18 +13,18 @@ run can continue. Bounds are clustered by prompt; differences are paired.
 import argparse
 import json
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.differences import p_value, sums
 from hf_diversed import DiversedHead, DiversedVerifier, load_demo_pair
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
 from hf_diversed.evaluation.intervals import Bootstrap, interpolate
-from hf_diversed.evaluation.summary import MethodTable, z_score
+from hf_diversed.evaluation.summary import MethodTable
 from hf_diversed.files import write_json
 from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.sampling import Sampling
@@ -153,16 +153,8 @@ def curve(labels: Labels, orders: dict[str, torch.Tensor]) -> dict[str, list[dic
     for name, values in orders.items():
         for share in SHARES:
             costs, lenient = spent(values, share), spent(orders["lenience"], share)
-            value, saving = bootstrap.estimate(costs), bootstrap.estimate(lenient - costs)
-            curves.setdefault(name, []).append(
-                {
-                    "share": share,
-                    "cost": value.value,
-                    "cost_ci": [value.low, value.high],
-                    "saving": saving.value,
-                    "saving_ci": [saving.low, saving.high],
-                }
-            )
+            saving = bootstrap.estimate(lenient - costs).record("saving")
+            curves.setdefault(name, []).append({"share": share, **bootstrap.estimate(costs).record("cost"), **saving})
     return curves
 
 
@@ -194,39 +186,32 @@ def decode(
     rows = [row for row in rows if row["method"] in (*specs, *named)]  # the folder may contain others
     records = {row["method"]: {name: row[name] for name in columns} for row in rows}
     results, bootstrap = read_results(folder), Bootstrap(options.num_test)
-
-    table = cache(partial(MethodTable, results))
-
-    def sums(labels: list[str], *names: str) -> list[np.ndarray]:
-        return [np.sum([table(label).sums[name] for label in labels], axis=0) for name in names]
+    tables = {label: MethodTable(results, label) for label in (*specs, *named)}
 
     def point(labels: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        rate = bootstrap.ratio(*sums(labels, "num_accepted", "num_drafted"))
-        return rate, bootstrap.ratio(*sums(labels, "score", "rows"))
+        rate = bootstrap.ratio(*sums(tables, labels, "num_accepted", "num_drafted"))
+        return rate, bootstrap.ratio(*sums(tables, labels, "score", "rows"))
 
     def gain(labels: list[str]) -> np.ndarray:
         rate, quality = point(labels)
         return quality - interpolate(rate, rates, qualities)
 
     rates, qualities = (np.stack(values, axis=1) for values in zip(*(point([label]) for label in lenient)))
-    target = sums(["target"], "score", "rows")
+    target = sums(tables, ["target"], "score", "rows")
     for method, labels in labels_of.items():
         record = records[method]
         rate, quality = point(labels)
         estimates = {
             "acceptance_rate": bootstrap.estimate_mean(rate, 0.0, 1.0),
             "quality": bootstrap.estimate_mean(quality, 0.0, 1.0),
-            "quality_drop": bootstrap.estimate_difference(target, sums(labels, "score", "rows")),
+            "quality_drop": bootstrap.estimate_difference(target, sums(tables, labels, "score", "rows")),
         }
         for name, estimate in estimates.items():
-            record |= {name: estimate.value, f"{name}_ci": [estimate.low, estimate.high]}
+            record |= estimate.record(name)
         gains = gain(labels)
         above = bootstrap.estimate(gains)
         known = not np.isnan([above.value, above.low]).any()
-        record["gain"] = above.value if known else None
-        if known:
-            p_value = 2.0 * (1.0 - NormalDist().cdf(abs(z_score(gains))))
-            record |= {"gain_ci": [above.low, above.high], "gain_p": p_value}
+        record |= {**above.record("gain"), "gain_p": p_value(gains)} if known else {"gain": None}
         for label in labels[1:]:
             del records[label]
     return list(records.values())

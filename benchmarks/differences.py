@@ -1,12 +1,12 @@
 """Differences between methods of an evaluation, on the same prompts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 
 import numpy as np
 
 from hf_diversed.evaluation import Bootstrap, Results
-from hf_diversed.evaluation.summary import MethodTable, z_score
+from hf_diversed.evaluation.summary import MethodTable
 
 
 def compare(results: Results, label: str | Sequence[str], other: str | Sequence[str]) -> dict:
@@ -33,14 +33,24 @@ def compare(results: Results, label: str | Sequence[str], other: str | Sequence[
     if drafted:
         figures = [("acceptance_rate", "num_accepted", "num_drafted"), *figures, ("mean_rounds", "num_rounds", "rows")]
     for figure, above, below in figures:
-        sums = [
-            [np.sum([tables[key].sums[name] for key in side], axis=0) for name in (above, below)] for side in sides
-        ]
-        first, second = (bootstrap.ratio(*terms) for terms in sums)
+        terms = [sums(tables, side, above, below) for side in sides]
+        first, second = (bootstrap.ratio(*side) for side in terms)
         is_count = figure == "mean_rounds"  # not a mean of values in [0, 1]
-        difference = bootstrap.estimate(first - second) if is_count else bootstrap.estimate_difference(*sums)
-        score = z_score(first - second) if np.ptp(first - second) else None
-        record[figure] = difference.value
-        record[f"{figure}_ci"] = None if np.isnan(difference.low) else [difference.low, difference.high]
-        record[f"{figure}_p"] = None if score is None else 2.0 * (1.0 - NormalDist().cdf(abs(score)))
+        difference = bootstrap.estimate(first - second) if is_count else bootstrap.estimate_difference(*terms)
+        record |= difference.record(figure)
+        record[f"{figure}_p"] = p_value(first - second) if np.ptp(first - second) else None
     return record
+
+
+def sums(tables: Mapping[str, MethodTable], labels: Sequence[str], *names: str) -> list[np.ndarray]:
+    """Return the sums per prompt of each name, `[P]`, over methods that count as one."""
+    return [np.sum([tables[label].sums[name] for label in labels], axis=0) for name in names]
+
+
+def p_value(statistic: np.ndarray) -> float | None:
+    """Return the two-sided p-value of the hypothesis that a statistic `[R + 1]` is 0, from its standard error; None if
+    the replicates do not vary, as with one prompt."""
+    if statistic[0] == 0:
+        return 1.0
+    error = float(np.nanstd(statistic[1:]))
+    return 2.0 * (1.0 - NormalDist().cdf(abs(float(statistic[0])) / error)) if error > 0 else None

@@ -33,6 +33,7 @@ from hf_diversed.harness.decode import timed_call
 from hf_diversed.harness.methods import constant_draft
 from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.prompts import encode
+from hf_diversed.harness.sampling import Sampling
 from hf_diversed.provenance import data_digest, provenance
 from hf_diversed.tasks import PromptedTask, get_task, load_records
 
@@ -119,7 +120,8 @@ def time_methods(
 
 def decode(pair: Pair, ids: torch.Tensor, method: str, arguments: argparse.Namespace) -> dict[str, float]:
     """Decode one prompt; return new tokens, seconds, and the counters of a verifier."""
-    settings: dict[str, Any] = _sampling(arguments)
+    sampling = Sampling(arguments.temperature, max_new_tokens=arguments.max_new_tokens)
+    settings = sampling.generate_kwargs()
     if method != TARGET:
         settings["assistant_model"] = pair.draft
     verifier, _, schedule = method.rpartition(":")
@@ -143,15 +145,6 @@ def decode(pair: Pair, ids: torch.Tensor, method: str, arguments: argparse.Names
         stats = output.stats
         found |= {"rounds": stats.num_rounds, "drafted": stats.num_drafted, "accepted": stats.num_accepted}
     return found
-
-
-def _sampling(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return arguments of `generate`: samples from the full distribution, or greedy decoding at temperature 0."""
-    sampled = {"do_sample": True, "temperature": arguments.temperature, "top_k": 0, "top_p": 1.0}
-    chosen = (
-        sampled if arguments.temperature else {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
-    )
-    return chosen | {"max_new_tokens": arguments.max_new_tokens, "repetition_penalty": 1.0}
 
 
 def summary(turns: Sequence[Mapping[str, Any]], method: str) -> dict[str, Any]:

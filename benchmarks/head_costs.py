@@ -12,16 +12,15 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from unittest import mock
 
 import torch
 from transformers.utils import logging
 
 from benchmarks.rounds import random_model
+from benchmarks.rounds.timing import at_round_ends
 from benchmarks.turns import spread, take_turns
 from hf_diversed import DiversedHead, DiversedHeadConfig, DiversedVerifier, LosslessVerifier
 from hf_diversed.files import write_json
-from hf_diversed.generation import decoding
 from hf_diversed.harness.compiled import default_compile_config
 from hf_diversed.provenance import provenance
 from hf_diversed.verifiers import Verifier
@@ -55,13 +54,7 @@ def measure(target, draft, engine: str, turns: int) -> dict:
     def ms_per_round(verifier: Verifier, seed: int) -> float:
         torch.manual_seed(seed)
         times: list[float] = []
-        original = decoding.commit
-
-        def commit(*args):  # called once per round
-            times.append(time.thread_time())
-            return original(*args)
-
-        with mock.patch.object(decoding, "commit", commit):
+        with at_round_ends(lambda: times.append(time.thread_time())):
             target.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),

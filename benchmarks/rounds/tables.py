@@ -33,8 +33,8 @@ def _by_place(records: list[dict]) -> dict[tuple, list[dict]]:
     for row in records:
         places.setdefault((row["batch_size"], row["context_length"], row["num_assistant_tokens"]), []).append(row)
     plain = {place: places.pop(place) for place in list(places) if place[-1] is None}
-    beside = {place[:2]: [row for row in rows if row["method"] != LIMIT] for place, rows in plain.items()}
-    return {place: beside.get(place[:2], []) + rows for place, rows in places.items()} or plain
+    target_rows = {place[:2]: [row for row in rows if row["method"] != LIMIT] for place, rows in plain.items()}
+    return {place: target_rows.get(place[:2], []) + rows for place, rows in places.items()} or plain
 
 
 def _title(rows: int, context: int, gamma: int | None) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 
 # Replicates in which the statistic is undefined are left out; if their share is larger, there is no interval.
 MAX_OUTSIDE = 0.05
+_Z = NormalDist().inv_cdf(0.975)  # for two-sided bounds of 95%
 _ROUNDING = 1e-9  # statistics closer than this count as equal
 
 
@@ -32,6 +33,11 @@ class Estimate:
     value: float
     low: float
     high: float
+
+    def record(self, name: str) -> dict:
+        """Return the value and its bounds, as `name` and `name_ci`, for strict JSON: None where they are NaN."""
+        value, low, high = (None if math.isnan(number) else number for number in (self.value, self.low, self.high))
+        return {name: value, f"{name}_ci": None if low is None else [low, high]}
 
 
 class Bootstrap:
@@ -114,16 +120,15 @@ def paired_bounds(better: int, worse: int, pairs: int) -> tuple[float, float]:
         better, worse: numbers of pairs in which only the first, and only the second, is a success.
     """
     p, q = (better + 1) / (pairs + 2), (worse + 1) / (pairs + 2)
-    half = NormalDist().inv_cdf(0.975) * math.sqrt((p + q - (p - q) ** 2) / (pairs + 2))
+    half = _Z * math.sqrt((p + q - (p - q) ** 2) / (pairs + 2))
     return max(-1.0, p - q - half), min(1.0, p - q + half)
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
     """Return 95% bounds on a probability from independent trials (Wilson 1927, JASA 22:209); the width is never 0."""
-    z = NormalDist().inv_cdf(0.975)
-    rate, scale = successes / trials, 1.0 + z * z / trials
-    centre = (rate + z * z / (2 * trials)) / scale
-    half = z / scale * math.sqrt(rate * (1.0 - rate) / trials + z * z / (4 * trials * trials))
+    rate, scale = successes / trials, 1.0 + _Z * _Z / trials
+    centre = (rate + _Z * _Z / (2 * trials)) / scale
+    half = _Z / scale * math.sqrt(rate * (1.0 - rate) / trials + _Z * _Z / (4 * trials * trials))
     return max(0.0, centre - half), min(1.0, centre + half)
 
 

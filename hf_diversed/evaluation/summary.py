@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hf_diversed.evaluation.calls import COUNTERS
-from hf_diversed.evaluation.intervals import Bootstrap, Estimate, interpolate
+from hf_diversed.evaluation.intervals import Bootstrap, interpolate
 from hf_diversed.evaluation.results import Results
 from hf_diversed.formatting import LOSSLESS, PLAIN
 
@@ -113,21 +113,21 @@ def summarize(results: Results, labels: Sequence[str] | None = None) -> list[dic
 
 def _quality(table: MethodTable, reference: MethodTable | None, bootstrap: Bootstrap) -> dict:
     quality = bootstrap.ratio(table.sums["score"], table.sums["rows"])
-    values = _with_bounds("quality", bootstrap.estimate_mean(quality, 0.0, 1.0))
+    values = bootstrap.estimate_mean(quality, 0.0, 1.0).record("quality")
     if reference is None or reference is table:
         nothing = ("quality_drop", "quality_drop_ci", "prompts_better", "prompts_worse")
         return values | {"reference": None} | dict.fromkeys(nothing)
     drop = bootstrap.estimate_difference(*((each.sums["score"], each.sums["rows"]) for each in (reference, table)))
     gains = table.sums["score"] - reference.sums["score"]
     discordant = {"prompts_better": int((gains > 0).sum()), "prompts_worse": int((gains < 0).sum())}
-    return values | {"reference": reference.label} | _with_bounds("quality_drop", drop) | discordant
+    return values | {"reference": reference.label} | drop.record("quality_drop") | discordant
 
 
 def _acceptance(table: MethodTable, bootstrap: Bootstrap) -> dict:
     rate = {"acceptance_rate": None, "acceptance_rate_ci": None}
     if "num_drafted" in table.sums:
         ratio = bootstrap.ratio(table.sums["num_accepted"], table.sums["num_drafted"])
-        rate = _with_bounds("acceptance_rate", bootstrap.estimate_mean(ratio, 0.0, 1.0))
+        rate = bootstrap.estimate_mean(ratio, 0.0, 1.0).record("acceptance_rate")
     return rate | {
         "verified_acceptance_rate": table.rate("num_accepted", "num_accepted", "num_rejected"),
         "block_efficiency": table.rate("tokens", "num_rounds"),
@@ -140,14 +140,6 @@ def _acceptance(table: MethodTable, bootstrap: Bootstrap) -> dict:
         "max_ratio": table.largest("max_ratio"),
         "relaxed_share": table.rate("relaxed", "tokens"),
     }
-
-
-def z_score(statistic: np.ndarray) -> float | None:
-    """Return a statistic `[R + 1]` over its standard error; None if replicates do not vary, as with one prompt."""
-    if statistic[0] == 0:
-        return 0.0
-    error = float(np.nanstd(statistic[1:]))
-    return float(statistic[0]) / error if error > 0 else None
 
 
 def _cost(table: MethodTable) -> dict:
@@ -175,13 +167,4 @@ def _static_gain(table: MethodTable, tables: list[MethodTable], bootstrap: Boots
     )
     rates, qualities = (np.stack(values, axis=1) for values in zip(*points))
     gain = bootstrap.estimate(quality - interpolate(rate, rates, qualities))
-    return _with_bounds("static_gain", gain)
-
-
-def _with_bounds(name: str, estimate: Estimate) -> dict:
-    low, high = _number(estimate.low), _number(estimate.high)
-    return {name: _number(estimate.value), f"{name}_ci": None if low is None else [low, high]}
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else value
+    return gain.record("static_gain")
