@@ -18,12 +18,11 @@ from benchmarks.counterfactual import ALL, SETTINGS, about, chosen, curve, order
 from hf_diversed.features import LOG_BELOW_TOP, LOG_RATIO
 from hf_diversed.files import write_json
 from hf_diversed.provenance import provenance
-from hf_diversed.training.counterfactual import FitSettings, fit_head
+from hf_diversed.training.counterfactual import FitSettings, fit_head, folds, r2
 from hf_diversed.training.labels import Labels, load_labels
 
 
 HEADS = ("same inputs", "lookahead", "state after the token", ALL, f"{ALL}, mlp")
-FOLDS = 5
 
 
 def main() -> None:
@@ -54,19 +53,12 @@ def main() -> None:
 
 def held_out(labels: Labels, settings: FitSettings) -> torch.Tensor:
     """Return the predicted cost of each label, from a head trained on the labels of other prompts."""
-    prompts, index = labels.prompt.unique(return_inverse=True)
-    fold = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(0))[index] % FOLDS
-    predicted = torch.zeros_like(labels.cost)
-    for number in range(FOLDS):
+    fold, predicted = folds(labels.prompt, settings), torch.zeros_like(labels.cost)
+    for number in range(settings.folds):
         head, report = fit_head(chosen(labels, fold != number), settings)
         logits = order(head, chosen(labels, fold == number)).double()
         predicted[fold == number] = logits * report["spread"] / settings.sharpness + report["price"]
     return predicted
-
-
-def r2(predicted: torch.Tensor, costs: torch.Tensor) -> float:
-    """Return the share of the costs' variance that predictions explain."""
-    return 1.0 - float((predicted - costs).square().mean() / costs.var(correction=0))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ from p. A few probabilities and the outcome at each verified position are theref
 Shapes: B rollouts, M decisions. Probabilities and log-probabilities have the dtype of the record (float32).
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -51,24 +52,27 @@ class Decisions:
         return totals / self.counts().clamp_min(1)
 
 
-class AcceptanceModel(Protocol):
+class AcceptanceModel(ABC):
     """How acceptance depends on the output of the head, `logit`: float `[M]`."""
 
+    @abstractmethod
     def log_prob(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
         """Return the log-probability of every decision, `[M]`, up to terms that do not depend on the head.
 
         Finite, with finite gradient, for any logit, p and q.
         """
 
+    @abstractmethod
     def expected_rejection(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
         """Return the probability, `[M]`, that a draft token is rejected at each position."""
 
     def weight(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
         """Return the weight on the target at every decision: `[M]`."""
+        return torch.sigmoid(_as_record_dtype(logit, decisions))
 
 
-class MixtureAcceptance:
-    """The mixture v = w p + (1 - w) q with w = sigmoid(logit): an `AcceptanceModel`.
+class MixtureAcceptance(AcceptanceModel):
+    """The mixture v = w p + (1 - w) q with w = sigmoid(logit).
 
     y is drafted and accepted with probability min(q, v)(y), and emitted after a rejection with
     w TV(p, q) norm(max(p - q, 0))(y). Without constant terms, `log_prob` is log v(y) for an accepted y with p < q, 0
@@ -77,29 +81,19 @@ class MixtureAcceptance:
     """
 
     def log_prob(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-        surplus = decisions.target_prob >= decisions.draft_prob
-        accepted = self._log_mixture(logit, decisions).masked_fill(surplus, 0.0)
-        return torch.where(decisions.accepted, accepted, F.logsigmoid(_as_record_dtype(logit, decisions)))
+        logit, p, q = _as_record_dtype(logit, decisions), decisions.target_prob, decisions.draft_prob
+        # log(w p + (1 - w) q) in log space, because v rounds to 0 at p = 0 and w near 1, where its gradient is NaN.
+        # Only q has a floor: one of the two terms may be log 0, and a floor of p could exceed a tiny (1 - w) q.
+        floored = q.clamp_min(torch.finfo(q.dtype).tiny)
+        log_v = torch.logaddexp(F.logsigmoid(logit) + p.log(), F.logsigmoid(-logit) + floored.log())
+        return torch.where(decisions.accepted, log_v.masked_fill(p >= q, 0.0), F.logsigmoid(logit))
 
     def expected_rejection(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
         return self.weight(logit, decisions) * decisions.tv
 
-    def weight(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-        return torch.sigmoid(_as_record_dtype(logit, decisions))
 
-    def _log_mixture(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-        """Return log v(y) = log(w p(y) + (1 - w) q(y)), `[M]`."""
-        # In log space, because v rounds to 0 at p = 0 and w near 1, where its gradient is NaN. Only q has a floor: one
-        # of the two terms may be log 0, and a floor of p could exceed a tiny (1 - w) q.
-        logit = _as_record_dtype(logit, decisions)
-        return torch.logaddexp(
-            F.logsigmoid(logit) + decisions.target_prob.log(),
-            F.logsigmoid(-logit) + _floored_log(decisions.draft_prob),
-        )
-
-
-class TokenAcceptance:
-    """A weight per token, w(x) = sigmoid(logit) at the draft token x (`verifiers/mixture.py`): an `AcceptanceModel`.
+class TokenAcceptance(AcceptanceModel):
+    """A weight per token, w(x) = sigmoid(logit) at the draft token x (`verifiers/mixture.py`).
 
     x is accepted with probability 1 - w(x) + w(x) min(1, p(x)/q(x)). Without constant terms, `log_prob` is the log of
     this for an accepted x with p < q, 0 for one with p >= q, and log w(x) for a rejection. Its gradient is the exact
@@ -107,25 +101,15 @@ class TokenAcceptance:
     """
 
     def log_prob(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-        accepted = self._log_kept(logit, decisions).masked_fill(decisions.strict_prob >= 1.0, 0.0)
-        return torch.where(decisions.accepted, accepted, F.logsigmoid(_as_record_dtype(logit, decisions)))
+        logit, strict = _as_record_dtype(logit, decisions), decisions.strict_prob
+        # log(1 - w + w min(1, p/q)), in log space as in `MixtureAcceptance`.
+        log_kept = torch.logaddexp(F.logsigmoid(-logit), F.logsigmoid(logit) + strict.log())
+        return torch.where(decisions.accepted, log_kept.masked_fill(strict >= 1.0, 0.0), F.logsigmoid(logit))
 
     def expected_rejection(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
         return self.weight(logit, decisions) * (1.0 - decisions.strict_prob)
-
-    def weight(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-        return torch.sigmoid(_as_record_dtype(logit, decisions))
-
-    def _log_kept(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-        """Return log(1 - w + w min(1, p/q)) of the draft token, `[M]`; in log space as in `MixtureAcceptance`."""
-        logit = _as_record_dtype(logit, decisions)
-        return torch.logaddexp(F.logsigmoid(-logit), F.logsigmoid(logit) + decisions.strict_prob.log())
 
 
 def _as_record_dtype(logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
     assert logit.shape == decisions.sequence.shape, "one output per decision"
     return logit.to(decisions.target_prob.dtype)
-
-
-def _floored_log(prob: torch.Tensor) -> torch.Tensor:
-    return prob.clamp_min(torch.finfo(prob.dtype).tiny).log()

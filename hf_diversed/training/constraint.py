@@ -1,6 +1,7 @@
 """The coefficient of acceptance in the reward, adapted to a bound on the quality drop."""
 
 import math
+from dataclasses import dataclass, field, fields
 
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
@@ -10,6 +11,7 @@ _MAX_EXCESS = 0.3  # excess drop at which `effective_coef` is 0
 _STALLED = 0.005  # smaller changes between the halves of the window are ignored
 
 
+@dataclass(eq=False)
 class ConstraintCallback(TrainerCallback, ExportableState):
     """Adapts c, the reward of full acceptance, by dual ascent on the constraint `drop <= max_drop`.
 
@@ -29,19 +31,15 @@ class ConstraintCallback(TrainerCallback, ExportableState):
         fixed: keep c constant and update only the running means.
     """
 
-    def __init__(
-        self,
-        max_drop: float,
-        coef: float,
-        low: float,
-        high: float,
-        learning_rate: float,
-        window: int,
-        fixed: bool = False,
-    ):
-        self.max_drop, self.coef, self.low, self.high = max_drop, coef, low, high
-        self.learning_rate, self.window, self.fixed = learning_rate, window, fixed
-        self.batches: list[list[float]] = []  # [rollouts, mean drop, mean acceptance], the newest last
+    max_drop: float
+    coef: float
+    low: float
+    high: float
+    learning_rate: float
+    window: int
+    fixed: bool = False
+    # [rollouts, mean drop, mean acceptance] of each batch, the newest last.
+    batches: list[list[float]] = field(default_factory=list, init=False)
 
     @property
     def objective(self) -> tuple[str, float]:
@@ -102,8 +100,7 @@ class ConstraintCallback(TrainerCallback, ExportableState):
         return sum(batch[0] * batch[column] for batch in batches) / total if total else math.nan
 
     def state(self) -> dict:
-        names = ("max_drop", "coef", "low", "high", "learning_rate", "window", "fixed")
         return {
-            "args": {name: getattr(self, name) for name in names},
+            "args": {item.name: getattr(self, item.name) for item in fields(self) if item.init},
             "attributes": {"batches": [list(batch) for batch in self.batches]},
         }

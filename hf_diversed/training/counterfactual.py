@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.training.labels import ABOUT_PAIR, Labels
+from hf_diversed.training.loading import seeded_head
 
 
 _PENALTIES = torch.logspace(-1, 5, 25, dtype=torch.float64)
@@ -79,9 +80,9 @@ def fit_head(labels: Labels, settings: FitSettings) -> tuple[DiversedHead, dict[
     head, inputs = _new_head(labels, settings)
     head.standardize(**inputs)
     values = ((head.concatenate(**inputs) - head.input_mean) / head.input_std).double()
-    fold, cost, report = _folds(labels.prompt, settings), labels.cost, {}
+    fold, cost, report = folds(labels.prompt, settings), labels.cost, {}
     predicted, chosen = _cross_validate(copy.deepcopy(head) if settings.per_token_gained else head, values, cost, fold)
-    report["r2"] = 1.0 - float((predicted - cost).square().mean() / cost.var(correction=0).clamp_min(1e-12))
+    report["r2"] = r2(predicted, cost)
     if settings.per_token_gained:
         report["price_per_token"] = float((predicted / labels.gain).quantile(settings.kept_share).clamp_min(0.0))
         predicted, chosen = _cross_validate(head, values, cost - report["price_per_token"] * labels.gain, fold)
@@ -150,20 +151,21 @@ def _new_head(labels: Labels, settings: FitSettings) -> tuple[DiversedHead, dict
         num_assistant_tokens=sampling["num_assistant_tokens"],
         training_temperature=sampling["temperature"],
     )
-    # On the CPU only: torch.manual_seed would also seed CUDA's generators, which fork_rng([]) does not restore.
-    with torch.random.fork_rng([]):
-        torch.default_generator.manual_seed(settings.seed)
-        head = DiversedHead(config)
-    return head, inputs
+    return seeded_head(config, settings.seed), inputs
 
 
-def _folds(prompt: torch.Tensor, settings: FitSettings) -> torch.Tensor:
+def folds(prompt: torch.Tensor, settings: FitSettings) -> torch.Tensor:
     """Return the fold of each label, long `[M]`; all labels of a prompt share one."""
     prompts, index = prompt.unique(return_inverse=True)
     if len(prompts) < settings.folds:
         raise ValueError(f"labels of at least {settings.folds} prompts are needed, one per fold, got {len(prompts)}.")
     order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(settings.seed))
     return (order % settings.folds)[index]
+
+
+def r2(predicted: torch.Tensor, cost: torch.Tensor) -> float:
+    """Return the share of the costs' variance that predictions explain."""
+    return 1.0 - float((predicted - cost).square().mean() / cost.var(correction=0).clamp_min(1e-12))
 
 
 def _ridge(

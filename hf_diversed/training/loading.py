@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_diversed import model_facts
-from hf_diversed.harness.pair import load_tokenizer as from_name
+from hf_diversed.harness.pair import load_tokenizer
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.training.arguments import DiversedConfig
 
@@ -22,12 +22,12 @@ def load_frozen(model: PreTrainedModel | str, args: DiversedConfig) -> PreTraine
     return model.eval().requires_grad_(False)
 
 
-def load_tokenizer(target: PreTrainedModel | str) -> PreTrainedTokenizerBase:
+def target_tokenizer(target: PreTrainedModel | str) -> PreTrainedTokenizerBase:
     """Return the target's tokenizer, padding on the left."""
     name = target if isinstance(target, str) else model_facts.model_name(target)
     if not name:
         raise ValueError("the tokenizer cannot be found for a target without a name; pass processing_class=.")
-    return from_name(name)
+    return load_tokenizer(name)
 
 
 def fresh_head(target: PreTrainedModel, draft: PreTrainedModel | None, args: DiversedConfig) -> DiversedHead:
@@ -46,12 +46,17 @@ def fresh_head(target: PreTrainedModel, draft: PreTrainedModel | None, args: Div
         num_assistant_tokens=args.num_assistant_tokens,
         training_temperature=args.temperature,
     )
-    # On the CPU only: torch.manual_seed would also seed CUDA's generators, which fork_rng([]) does not restore.
-    with torch.random.fork_rng([]):
-        torch.default_generator.manual_seed(args.seed)
-        head = DiversedHead(config)
+    head = seeded_head(config, args.seed)
     set_initial_prediction(head, args)
     return head
+
+
+def seeded_head(config: DiversedHeadConfig, seed: int) -> DiversedHead:
+    """Return a head with random weights; the state of torch's generators does not change."""
+    # On the CPU only: torch.manual_seed would also seed CUDA's generators, which fork_rng([]) does not restore.
+    with torch.random.fork_rng([]):
+        torch.default_generator.manual_seed(seed)
+        return DiversedHead(config)
 
 
 def set_initial_prediction(head: DiversedHead, args: DiversedConfig) -> None:

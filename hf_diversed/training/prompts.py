@@ -1,12 +1,14 @@
 """The prompts of training: their rows and their order."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.data import Sampler
 
 
+@dataclass(eq=False)
 class RolloutOrder(Sampler[int]):
     """Yields the prompt indices of a whole run; each group of `batch_size` indices is one update on all devices.
 
@@ -15,11 +17,12 @@ class RolloutOrder(Sampler[int]):
     The order depends on the seed only, so a resumed run continues in the same order.
     """
 
-    def __init__(
-        self, num_prompts: int, batch_size: int, num_generations: int, num_iterations: int, num_updates: int, seed: int
-    ):
-        self.num_prompts, self.batch_size, self.num_generations = num_prompts, batch_size, num_generations
-        self.num_iterations, self.num_updates, self.seed = num_iterations, num_updates, seed
+    num_prompts: int
+    batch_size: int
+    num_generations: int
+    num_iterations: int
+    num_updates: int
+    seed: int
 
     def __len__(self) -> int:
         return self.batch_size * self.num_updates

@@ -58,9 +58,8 @@ class Sampler:
     """
 
     def __init__(self, pair: Pair, settings: Sampling):
-        self.pair, self.tokenizer, self.settings = pair, pair.tokenizer, settings
+        self.pair, self.settings = pair, settings
         self.decoder = Decoder(pair, settings)
-        self._eos = set(self.decoder.eos_ids)
 
     def relaxed(
         self,
@@ -104,7 +103,7 @@ class Sampler:
         self, method: Method, prompts: Sequence[Prompt], seed: int, batch_size: int | None = None, **kwargs
     ) -> Iterator[tuple[list[int], Decoded]]:
         """Yield (indices into `prompts`, their completions) per batch; each batch has its own seed."""
-        rows = encode(self.tokenizer, prompts)
+        rows = encode(self.pair.tokenizer, prompts)
         batches = plan_batches([len(row) for row in rows], batch_size or self.settings.batch_size)
         for number, order in enumerate(batches):
             yield order, self.decoder(method, [rows[index] for index in order], seed + number, **kwargs)
@@ -126,7 +125,7 @@ class Sampler:
         return Rollouts(
             completions=[self.decoder.text(row) for row in ids],
             completion_ids=ids,
-            finished=[len(row) < self.settings.max_new_tokens or row[-1] in self._eos for row in ids],
+            finished=[len(row) < self.settings.max_new_tokens or row[-1] in self.decoder.eos_ids for row in ids],
             decisions=decisions,
             inputs={name: values[rows, columns] for name, values in (records.inputs or {}).items()},
             stats=stats,

@@ -29,7 +29,7 @@ from hf_diversed.training.acceptance import Decisions, MixtureAcceptance, TokenA
 from hf_diversed.training.arguments import HEAD_OPTIONS, DiversedConfig, check_no_head_options, own_settings
 from hf_diversed.training.checkpoints import WRITE_FAILURES, AtomicCheckpoints, Rescue, find_checkpoint
 from hf_diversed.training.constraint import ConstraintCallback
-from hf_diversed.training.loading import fresh_head, load_frozen, load_tokenizer, set_initial_prediction
+from hf_diversed.training.loading import fresh_head, load_frozen, set_initial_prediction, target_tokenizer
 from hf_diversed.training.objective import diversed_loss, leave_one_out
 from hf_diversed.training.prompts import RolloutOrder, check_rows
 from hf_diversed.training.references import ReferenceRewards
@@ -112,7 +112,7 @@ class DiversedTrainer(AtomicCheckpoints):
                 f'eval_strategy="{args.eval_strategy.value}" needs eval_dataset, got none (one prompt cannot be '
                 'split). Pass held-out prompts, or eval_strategy="no" and load_best_model_at_end=False.'
             )
-        tokenizer = processing_class or load_tokenizer(target)
+        tokenizer = processing_class or target_tokenizer(target)
         if args.should_save:
             check_writable(Path(args.output_dir))
         target, draft = load_frozen(target, args), None if draft is None else load_frozen(draft, args)
@@ -320,7 +320,7 @@ class DiversedTrainer(AtomicCheckpoints):
                 "target_weights": model_digest(self.sampler.pair.target),
                 "rewards": self.scorer.reward.names,
                 "reward_code": data_digest(self.scorer.reward.code),
-                "chat_template": data_digest(self.sampler.tokenizer.chat_template),
+                "chat_template": data_digest(self.sampler.pair.tokenizer.chat_template),
                 "reward_weights": self.scorer.reward.weights,
                 "generations": args.reference_generations,
                 "seed": args.seed,

@@ -67,7 +67,7 @@ def draw(architecture: str = "llama", features: str = "both", prompts=PROMPTS, b
     sampler, head = make_sampler(target, draft, **settings), make_head(target, draft, features, bias)
     rollouts = sampler.relaxed(prompts, head, seed=1)
     # Batches hold the prompts by length; their rows in that order.
-    lengths = [len(ids) for ids in sampler.tokenizer(prompts).input_ids]
+    lengths = [len(ids) for ids in sampler.pair.tokenizer(prompts).input_ids]
     order = sorted(range(len(prompts)), key=lengths.__getitem__)
     positions: list[list[int]] = [[] for _ in prompts]
     rows = [row for records in sampler.records for row in records.source.tolist()]
@@ -99,7 +99,7 @@ def test_decisions_are_those_of_a_fresh_forward(architecture: str, features: str
     names = {"features"} | ({"target_hidden", "draft_hidden"} if features == "both" else set())
     assert set(inputs) == names | ({"token"} if by_token else set())
     for row, ids in enumerate(drawn.rollouts.completion_ids):
-        prompt = drawn.sampler.tokenizer(PROMPTS[row]).input_ids
+        prompt = drawn.sampler.pair.tokenizer(PROMPTS[row]).input_ids
         p, target_hidden = fresh(drawn.sampler.pair.target, prompt, ids)
         q, draft_hidden = fresh(drawn.sampler.pair.draft, prompt, ids)
         mine, places = decisions.sequence == row, torch.tensor(drawn.positions[row])
@@ -251,7 +251,7 @@ def test_reference_completions_follow_the_target():
     sampler = make_sampler(batch_size=64)
     prompts, excess = PROMPTS * 8, []
     for prompt, ids in zip(prompts, sampler.lossless(prompts, seed=1)[1]):
-        prompt_ids, tokens = sampler.tokenizer(prompt).input_ids, torch.tensor(ids)[:, None]
+        prompt_ids, tokens = sampler.pair.tokenizer(prompt).input_ids, torch.tensor(ids)[:, None]
         p, q = (fresh(model, prompt_ids, ids)[0] for model in (sampler.pair.target, sampler.pair.draft))
         ratio = (q / p).log()
         excess.append(ratio.gather(1, tokens)[:, 0] - (p * ratio).sum(-1))

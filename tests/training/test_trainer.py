@@ -220,7 +220,7 @@ def test_evaluation_batch_size(tmp_path, monkeypatch):
         seen.append(len(prompts))
         return inner(method, prompts, *rest, **options)
 
-    decode.text = inner.text
+    decode.text, decode.eos_ids = inner.text, inner.eos_ids
     monkeypatch.setattr(trainer.sampler, "decoder", decode)
     trainer.evaluate()
     assert seen == [2, 2, 1]
@@ -289,7 +289,7 @@ def test_models_by_name(tmp_path):
     trainer.train()
     assert trainer.model.config.base_model_name_or_path == str(tmp_path / "target")
     assert trainer.model.config.assistant_model_name_or_path == str(tmp_path / "draft")
-    assert trainer.sampler.tokenizer.padding_side == "left"
+    assert trainer.sampler.pair.tokenizer.padding_side == "left"
     assert history(trainer, "reward") == history(runs.trained(tmp_path / "other", runs.letters, max_steps=2), "reward")
 
 
