@@ -31,24 +31,15 @@ def curve(path: Path) -> Curve:
     return max(to_curves(complete, path.stem), key=lambda found: len(found.families))
 
 
-def draw(folder: Path = PLOTS, results: Path = RESULTS) -> None:
+def draw() -> None:
     """Draw all plots."""
-    folder.mkdir(parents=True, exist_ok=True)
+    PLOTS.mkdir(parents=True, exist_ok=True)
     for name, source in SOURCES.items():
-        figure = plots.quality_acceptance(curve(results / source))
-        plots.save(figure, folder / f"{name}.png", made_of=_digest(results / source))
+        figure = plots.quality_acceptance(curve(RESULTS / source))
+        plots.save(figure, PLOTS / f"{name}.png", made_of=digest(RESULTS / source))
 
 
-def outdated(folder: Path = PLOTS, results: Path = RESULTS) -> list[str]:
-    """Return the plots that are missing, outdated, or not in `SOURCES`."""
-    drawn = {path.stem: path.read_bytes() for path in folder.glob("*.png")}
-    stale = [
-        name for name, source in SOURCES.items() if _digest(results / source).encode() not in drawn.get(name, b"")
-    ]
-    return sorted([*stale, *(drawn.keys() - SOURCES.keys())])
-
-
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

@@ -27,13 +27,6 @@ def cards() -> dict[Path, str]:
     return by_path
 
 
-def differing() -> list[Path]:
-    """Return the paths of cards that are missing or outdated, or whose head was removed."""
-    expected = cards()
-    present = {path: path.read_text() for path in (ROOT / "model_cards").glob("embedded-*/README.md")}
-    return sorted(path for path in expected.keys() | present.keys() if expected.get(path) != present.get(path))
-
-
 def main() -> None:
     for path, text in cards().items():
         path.parent.mkdir(parents=True, exist_ok=True)

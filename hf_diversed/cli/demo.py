@@ -14,6 +14,7 @@ from hf_diversed.cli.models import LOOKUP, load_pair
 from hf_diversed.cli.options import ENGINES, DemoOptions
 from hf_diversed.cli.rendering import comparison_table, compiled_line, pieces_text, source_legend
 from hf_diversed.cli.terminal import console, notes, show_own_warnings_only
+from hf_diversed.evaluation.markdown import setting
 from hf_diversed.formatting import PLAIN
 from hf_diversed.harness.compiled import default_compile_config
 from hf_diversed.harness.decode import Decoder
@@ -141,7 +142,7 @@ def embedded_demo(
     begin, end = (pair.tokenizer.convert_tokens_to_ids(token) for token in PHASE_TOKENS)
     cases = all_cases(head, begin, end, sampling) if every_verifier else demo_cases(head, sampling)
     return Demo(
-        f"{num_examples} held-out word problems, {_setting(sampling)}",
+        f"{num_examples} held-out word problems, {setting(vars(sampling))}",
         pair,
         [task.prompt(record) for record in records],
         sampling,
@@ -166,14 +167,10 @@ def model_demo(
     methods += [Method(spec, build_verifier(spec)) for spec in ("lossless", SHOWN, "static:0.5")]
     source = "looked up in the prompt" if draft == LOOKUP else f"from {draft}"
     return Demo(
-        f"{name} repeats {num_examples} texts, {_setting(sampling)}, {source}",
+        f"{name} repeats {num_examples} texts, {setting(vars(sampling))}, {source}",
         pair,
         [[{"role": "user", "content": REPEAT + text}] for text in TEXTS[:num_examples]],
         sampling,
         [(method, sampling) for method in methods],
         (SHOWN, None),
     )
-
-
-def _setting(sampling: Sampling) -> str:
-    return f"temperature {sampling.temperature:g}, {sampling.num_assistant_tokens} draft tokens per round"

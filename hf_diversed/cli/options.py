@@ -93,20 +93,14 @@ class PairOptions(LoadingOptions):
 
 
 @dataclass(kw_only=True)
-class PromptOptions(PairOptions):
-    """A task and its prompts."""
+class ScoringOptions(PairOptions):
+    """A task, its prompts and the scoring of completions."""
 
     task: str = required(f"One of {', '.join(TASK_NAMES)}.")
     data_file: str | None = option("JSON Lines file with the task's columns, used instead of the split.")
     shots: int = option("Solved examples before each prompt, from the training split.", 0)
     chat: bool = option("Apply the tokenizer's chat template, without stop strings.", False)
     overwrite: bool = option("Remove the files of an earlier run from the output folder.", False)
-
-
-@dataclass(kw_only=True)
-class ScoringOptions(PromptOptions):
-    """A task whose completions are scored."""
-
     allow_code_execution: bool = option("Let code tasks run completions in a sandbox.", False)
     unsafe_code_execution: bool = option(
         "Let code tasks run completions without a sandbox, where none is available.", False

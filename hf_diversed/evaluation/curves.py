@@ -31,11 +31,6 @@ class Curve:
     plain: Record | None
     families: Mapping[str, Sequence[Record]]
 
-    @property
-    def static(self) -> list[Record]:
-        """The static curve, sorted by acceptance rate, as `summarize` interpolates it."""
-        return sorted(self.families.get(STATIC, ()), key=lambda record: record["acceptance_rate"])
-
 
 def to_curves(records: Sequence[Record], source: str) -> list[Curve]:
     """Group the records of one file by task, temperature and gamma.

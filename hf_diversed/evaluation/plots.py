@@ -5,7 +5,6 @@ matplotlibrc or pyplot.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import cycle, product
 from pathlib import Path
 
@@ -55,14 +54,7 @@ _LOOK = {
 }
 
 
-@contextmanager
-def _look() -> Iterator[None]:
-    """Apply matplotlib's defaults and our style; restore the user's settings afterwards."""
-    with matplotlib.style.context(["default", _LOOK]):
-        yield
-
-
-@_look()
+@matplotlib.style.context(["default", _LOOK])
 def quality_acceptance(curve: Curve) -> Figure:
     """Quality against acceptance rate; lines between static points are those of `static_gain`, see `summarize`."""
     figure = Figure()
@@ -70,7 +62,9 @@ def quality_acceptance(curve: Curve) -> Figure:
     axes.set_title(_title(curve))
     points = []
     for name, (colour, marker, line) in _styles(curve):
-        records = curve.static if name == STATIC else curve.families[name]
+        records = curve.families[name]
+        if name == STATIC:
+            records = sorted(records, key=lambda record: record["acceptance_rate"])
         x, y = _percent(records, "acceptance_rate"), _percent(records, "quality")
         across, up = _distances(records, "acceptance_rate"), _distances(records, "quality")
         axes.errorbar(x, y, up, across, fmt="none", ecolor=colour, elinewidth=0.6, alpha=0.5, label="_")
@@ -118,7 +112,7 @@ def save_quality(records: Sequence[Record], path: Path) -> list[Path]:
     return written
 
 
-@_look()
+@matplotlib.style.context(["default", _LOOK])
 def save(figure: Figure, path: Path, made_of: str | None = None) -> None:
     """Write a figure in the format of the file's suffix; equal figures give equal bytes.
 

@@ -11,11 +11,9 @@ from hf_diversed import model_facts
 Prompt = str | list[dict[str, str]]
 
 
-def render(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], add_generation_prompt: bool = True
-) -> str:
+def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> str:
     """Return chat messages as text with special tokens; encode it with `add_special_tokens=False`."""
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt))
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
 def encode(

@@ -57,15 +57,15 @@ class PromptedTask:
 
     def prompt(self, record: Record) -> str:
         """Return the prompt as text. Raises ValueError if the pool is too small, or the chat template is missing."""
-        chosen = choose_shots(self.pool, self.shots, record)
-        if self.chat:
-            if self.tokenizer.chat_template is None:
-                raise ValueError(
-                    f"a chat prompt of task {self.name!r} needs a tokenizer with a chat template, which this one "
-                    "lacks. Use the plain prompt, or the tokenizer of an instruction-tuned model."
-                )
-            return render(self.tokenizer, self.task.chat_messages(record, chosen))
-        return self.task.few_shot_prompt(record, chosen)
+        (row,) = prompt_rows(self.task, [record], pool=self.pool, shots=self.shots, chat=self.chat)
+        if not self.chat:
+            return row["prompt"]
+        if self.tokenizer.chat_template is None:
+            raise ValueError(
+                f"a chat prompt of task {self.name!r} needs a tokenizer with a chat template, which this one lacks. "
+                "Use the plain prompt, or the tokenizer of an instruction-tuned model."
+            )
+        return render(self.tokenizer, row["prompt"])
 
     def score_batch(self, completions: Sequence[str], records: Sequence[Record]) -> list[float]:
         """Return the task's scores."""

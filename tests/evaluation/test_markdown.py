@@ -2,7 +2,8 @@
 
 import pytest
 
-from hf_diversed.evaluation import markdown_table, merge_reports
+from hf_diversed.evaluation import markdown_table
+from hf_diversed.evaluation.sweep import merge_reports
 
 
 def record(method: str, task: str, accepted: float | None, quality: float, **changes) -> dict:

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from hf_diversed import DiversedHead, DiversedHeadConfig
-from hf_diversed.evaluation import build_methods
 from hf_diversed.harness.decode import Decoder
-from hf_diversed.harness.methods import Method
+from hf_diversed.harness.methods import Method, build_methods
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.method_names import MethodName
 from hf_diversed.verifiers import (
