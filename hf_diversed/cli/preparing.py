@@ -227,7 +227,7 @@ def process_share(options: MeasuringOptions, **changes: Any) -> EvaluationSettin
     return settings_of(options, rank=int(os.environ.get("RANK", 0)), world_size=world_size, **changes)
 
 
-def interruptible(kept: Path | None) -> AbstractContextManager[None]:
+def resumable(kept: Path | None) -> AbstractContextManager[None]:
     """On Ctrl-C print how the measurement can continue: from the finished calls in `kept`, if they are kept."""
     if kept is None:
         return terminal.interruptible("Nothing was kept; pass --output to keep finished calls.")

@@ -67,11 +67,11 @@ def _command(options: ServeOptions, more: list[str]) -> list[str]:
     settings["choices"] = None if options.choices is None else [name.strip() for name in options.choices.split(",")]
     settings = {name: value for name, value in settings.items() if value is not None}
     head = Deployment.build(settings, spell=flag).head
-    of_head = None if head is None else head.config.num_assistant_tokens
+    head_default = None if head is None else head.config.num_assistant_tokens
     speculative = {
         "method": "draft_model",
         "model": options.draft,
-        "num_speculative_tokens": options.num_assistant_tokens or of_head or DEFAULT_NUM_ASSISTANT_TOKENS,
+        "num_speculative_tokens": options.num_assistant_tokens or head_default or DEFAULT_NUM_ASSISTANT_TOKENS,
         "draft_sample_method": "probabilistic",
     }
     return [
@@ -84,8 +84,8 @@ def _command(options: ServeOptions, more: list[str]) -> list[str]:
 
 def _program() -> str:
     """Return the path of `vllm`: in the folder of this Python, or on the PATH. Raises RuntimeError without one."""
-    beside = str(Path(sys.executable).parent)
-    found = shutil.which("vllm", path=beside) or shutil.which("vllm")
+    python_folder = str(Path(sys.executable).parent)
+    found = shutil.which("vllm", path=python_folder) or shutil.which("vllm")
     if found is None or importlib.util.find_spec("vllm") is None:
         raise RuntimeError(_HOW_TO_INSTALL)
     return found

@@ -15,21 +15,17 @@ States = list[torch.Tensor | None]
 
 def capacity_for(columns: int) -> int:
     """Return the capacity of buffers that hold `columns` columns: 256, 512, 1024, ..."""
-    return max(SMALLEST_CAPACITY, _power_of_two(columns))
+    return max(SMALLEST_CAPACITY, size_for(columns))
 
 
-def size_for(rows: int) -> int:
-    """Return the number of rows that a batch of `rows` rows is padded to: 1, 2, 4, 8, ..."""
-    return _power_of_two(rows)
+def size_for(count: int) -> int:
+    """Return the size that `count` rows, columns or tokens are padded to: 1, 2, 4, 8, ..."""
+    return 1 << (count - 1).bit_length()
 
 
 def gamma_for(limit: int) -> int:
     """Return the maximum number of draft tokens of a round if rows have at most `limit`: 8, 16, 32, ..."""
-    return max(SMALLEST_GAMMA, _power_of_two(limit))
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
+    return max(SMALLEST_GAMMA, size_for(limit))
 
 
 @dataclass(eq=False)
@@ -76,18 +72,18 @@ class BufferPool:
         self._free: weakref.WeakKeyDictionary[nn.Module, list[Buffers]] = weakref.WeakKeyDictionary()
         self._lock = Lock()
 
-    def borrow(self, model: nn.Module, wanted: Buffers) -> Buffers:
-        """Return pooled buffers with the contents of `wanted`, or `wanted` itself if none of its shapes are free."""
+    def borrow(self, model: nn.Module, new: Buffers) -> Buffers:
+        """Return pooled buffers with the contents of `new`, or `new` itself if none of its shapes are free."""
         with self._lock:
             free = self._free.setdefault(model, [])
-            fitting = next((buffers for buffers in free if buffers.shapes() == wanted.shapes()), None)
+            fitting = next((buffers for buffers in free if buffers.shapes() == new.shapes()), None)
             if fitting is not None:
                 free.remove(fitting)
         if fitting is None:
-            for tensor in wanted.tensors():
+            for tensor in new.tensors():
                 torch._dynamo.mark_static_address(tensor, guard=False)
-            return wanted
-        for pooled, contents in zip(fitting.tensors(), wanted.tensors()):
+            return new
+        for pooled, contents in zip(fitting.tensors(), new.tensors()):
             pooled.copy_(contents)
         return fitting
 

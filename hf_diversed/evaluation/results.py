@@ -43,8 +43,8 @@ class Results:
     def missing(self, labels: Iterable[str]) -> list[tuple[str, int, int]]:
         """Return the keys of the unfinished calls of these methods."""
         batches, samples = self.header["num_batches"], self.header["settings"]["samples_per_prompt"]
-        wanted = ((label, batch, sample) for label in labels for batch in range(batches) for sample in range(samples))
-        return [key for key in wanted if key not in self.entries]
+        keys = ((label, batch, sample) for label in labels for batch in range(batches) for sample in range(samples))
+        return [key for key in keys if key not in self.entries]
 
 
 def open_file(folder: Path, rank: int, header: dict) -> Path:

@@ -110,7 +110,7 @@ class Parts:
             position_ids=positions,
             keep_rows=self.keep_rows,
         )
-        hidden, wants = self.verifier.needs_hidden_states, wanted_results(request)
+        hidden, requested = self.verifier.needs_hidden_states, requested_results(request)
         target = runner(model, keep_hidden=bool(hidden))
         rule = self.rule if compiler is None else None
         drafter = self._drafter(partial(runner, keep_hidden=hidden not in (False, "target")), rule)
@@ -125,7 +125,7 @@ class Parts:
                 target.model = drafter.record_outputs(target.model)
         engine: Callable[..., EagerEngine] = EagerEngine
         if compiler is not None:
-            engine = partial(StaticEngine, compiler=compiler, keep_scores=bool(wants) or streams_records)
+            engine = partial(StaticEngine, compiler=compiler, keep_scores=bool(requested) or streams_records)
         return engine(
             rows=self.rows,
             target=target,
@@ -133,7 +133,7 @@ class Parts:
             processor=self.processor,
             verifier=self.verifier,
             random_source=self.random_source,
-            keep_raw=bool({"logits", "records"} & wants) or streams_records or self.verifier.needs_raw_logits,
+            keep_raw=bool({"logits", "records"} & requested) or streams_records or self.verifier.needs_raw_logits,
             rotary_limit=limit,
             reason=reason or "",
         )
@@ -193,12 +193,12 @@ class Parts:
         )
 
 
-def wanted_results(request: Request) -> set[str]:
+def requested_results(request: Request) -> set[str]:
     """Return which results are requested besides the sequences; see `Recorder`."""
     config = request.config
-    wanted = {
+    requested = {
         "scores": config.output_scores,
         "logits": config.output_logits,
         "records": request.output_token_records,
     }
-    return {name for name, value in wanted.items() if value and config.return_dict_in_generate}
+    return {name for name, value in requested.items() if value and config.return_dict_in_generate}

@@ -45,7 +45,7 @@ def check_request(request: Request, source: str | None) -> None:
     check_config(config)
     is_user_cache = _compat.is_user_cache(request.model_kwargs.get(_compat.CACHE_ARGUMENT))
     check_inputs(model, request.input_ids, request.model_kwargs, is_user_cache)
-    check_drafts(model, draft, config, source)
+    check_draft_source(model, draft, config, source)
     for processor in request.processors:
         for refused, reason in _compat.REFUSED_PROCESSORS.items():
             if isinstance(processor, refused):
@@ -256,7 +256,7 @@ def check_config(config: GenerationConfig) -> None:
             raise ValueError(f"{name}=True is not supported with a verifier; run the model on the returned sequences.")
 
 
-def check_drafts(
+def check_draft_source(
     model: PreTrainedModel, draft: PreTrainedModel | None, config: GenerationConfig, source: str | None
 ) -> None:
     """Raise ValueError unless a call has a source of draft tokens, with valid settings.

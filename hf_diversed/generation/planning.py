@@ -20,7 +20,7 @@ from hf_diversed import _compat, model_facts
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.engines.buffers import gamma_for, size_for
 from hf_diversed.generation import checks
-from hf_diversed.generation.assembly import Parts, wanted_results
+from hf_diversed.generation.assembly import Parts, requested_results
 from hf_diversed.generation.candidates import (
     build_generators,
     check_source,
@@ -210,7 +210,7 @@ def plan(request: Request) -> Plan:
         random_source=_random_source(request),
         rule=lengths.rule,
     )
-    engine, stops, wants = parts.engine(), StopTracker(rows, criteria), wanted_results(request)
+    engine, stops, requested = parts.engine(), StopTracker(rows, criteria), requested_results(request)
     if engine.drafter.rule is None and lengths.stopping_setting is not None:
         logger.warning_once(
             f"{lengths.stopping_setting} has no effect: "
@@ -228,8 +228,8 @@ def plan(request: Request) -> Plan:
         gamma=lengths.first if engine.drafter.rule is None and not lengths.max_copied else lengths.maximum,
         schedule=_schedule(request, engine, lengths.first, lengths.maximum) if is_adaptive else None,
         stops=stops,
-        recorder=Recorder(rows.prompt_length, verifier, sampled, request.streamer, wants),
-        may_compact=not (needs_all_rows or wants - {"records"}),
+        recorder=Recorder(rows.prompt_length, verifier, sampled, request.streamer, requested),
+        may_compact=not (needs_all_rows or requested - {"records"}),
         uses_inference_mode=parts.only_library_code and engine.may_use_inference_mode,
     )
 

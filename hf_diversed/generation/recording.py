@@ -104,7 +104,7 @@ class Recorder:
         prompt_length: S. verifier: that of the call.
         sampled: whether tokens are sampled; both values if only some rows are greedy.
         streamer: receives the tokens of each round; None for no stream.
-        wants: additional return values of the call: any of "records", "scores", "logits".
+        requested: additional return values of the call: any of "records", "scores", "logits".
     """
 
     def __init__(
@@ -113,21 +113,21 @@ class Recorder:
         verifier: Verifier,
         sampled: set[bool],
         streamer: BaseStreamer | None,
-        wants: set[str],
+        requested: set[str],
     ):
-        self.prompt_length, self.streamer, self.wants = prompt_length, streamer, wants
+        self.prompt_length, self.streamer, self.requested = prompt_length, streamer, requested
         self.strictnesses = verifier.strictness_per_row()
         self.is_lossless = all(map(verifier.is_lossless, sampled))
         self.rounds: list[RecordedRound] = []
-        self._describes = "records" in wants or isinstance(streamer, RoundStreamer)
-        self._columns: dict[str, list[torch.Tensor]] = {name: [] for name in ("scores", "logits") if name in wants}
+        self._describes = "records" in requested or isinstance(streamer, RoundStreamer)
+        self._columns: dict[str, list[torch.Tensor]] = {name: [] for name in ("scores", "logits") if name in requested}
         self._streamed_forwards = (0, 0)
 
     def add(self, recorded: RecordedRound, round: Round) -> None:
         """Record a round. `recorded` has its counts; the tensors are added here."""
-        if "scores" in self.wants:
+        if "scores" in self.requested:
             self._add_columns("scores", round.target.scores, recorded)
-        if "logits" in self.wants and round.target.raw_logits is not None:
+        if "logits" in self.requested and round.target.raw_logits is not None:
             self._add_columns("logits", round.target.raw_logits, recorded)
         recorded.is_lossless = self.is_lossless
         records = recorded.records = describe_round(round) if self._describes else None
@@ -153,7 +153,7 @@ class Recorder:
 
     def scores_before(self, column: int) -> tuple[torch.Tensor, ...] | None:
         """Return the processed scores before a column of the ids; None if scores are not collected."""
-        return tuple(self._columns["scores"][: column - self.prompt_length]) if "scores" in self.wants else None
+        return tuple(self._columns["scores"][: column - self.prompt_length]) if "scores" in self.requested else None
 
     def stream(self, rows: RaggedRows, recorded: RecordedRound, forwards: tuple[int, int]) -> None:
         """Pass the tokens of a round to the streamer, after stopping criteria have been applied."""
@@ -193,7 +193,7 @@ class Recorder:
             )
             for name, kept in self._columns.items()
         }
-        records = merge_records(self.rounds, ends, self.prompt_length) if "records" in self.wants else None
+        records = merge_records(self.rounds, ends, self.prompt_length) if "records" in self.requested else None
         return GenerateDiversedOutput(sequences=sequences, stats=stats, token_records=records, **columns)
 
 

@@ -71,8 +71,8 @@ class Method:
     @property
     def default_gamma(self) -> int:
         """The verifier's default number of draft tokens per round, else 5."""
-        of_verifier = None if self.verifier is None else self.verifier.num_assistant_tokens
-        return of_verifier or DEFAULT_NUM_ASSISTANT_TOKENS
+        verifier_default = None if self.verifier is None else self.verifier.num_assistant_tokens
+        return verifier_default or DEFAULT_NUM_ASSISTANT_TOKENS
 
     def generate_kwargs(self, draft: PreTrainedModel | None, num_assistant_tokens: int | None) -> dict[str, Any]:
         """Return the arguments of the target's `generate`; without a draft model, those of prompt lookup."""

@@ -20,9 +20,9 @@ from hf_diversed.hub.metadata import (
     hub_id,
     hub_source,
     own_record,
-    public_name,
     records_by_method,
     strictness_labels,
+    without_folders,
 )
 from hf_diversed.hub.records import LICENSE
 from hf_diversed.method_names import AS_TRAINED, DIVERSED, MethodName
@@ -113,8 +113,8 @@ def _about_pair(config: DiversedHeadConfig, evaluation: Mapping[str, Any]) -> di
     return {
         # The pair of a head without a known task is unknown.
         "embedded": not target and not draft and task is not None and hub_source(task) is None,
-        "target": public_name(target) or "the-target",
-        "draft": public_name(draft) or "the-draft",
+        "target": without_folders(target) or "the-target",
+        "draft": without_folders(draft) or "the-draft",
         "looked_up": looked_up,
         "drafts": f"prompt_lookup_num_tokens={lookups}" if looked_up else "assistant_model=draft",
         "pair": _pair(config, evaluation),
@@ -178,7 +178,7 @@ def _pair(config: DiversedHeadConfig, evaluation: Mapping[str, Any]) -> list[lis
     rows = [["", "model", "revision", "parameters", "dtype"]]
     for role, (name, revision) in names.items():
         model, found = measured.get(role) or {}, hub_id(name)
-        shown = Markup(f"[{found}](https://huggingface.co/{found})") if found else public_name(name) or "-"
+        shown = Markup(f"[{found}](https://huggingface.co/{found})") if found else without_folders(name) or "-"
         count = model.get("parameters")
         parameters = "-" if count is None else f"{count / 1e6:,.2f} M"
         rows.append([role, shown, revision or "-", parameters, model.get("dtype") or "-"])

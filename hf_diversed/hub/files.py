@@ -10,7 +10,7 @@ from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.head.pulling import CONFIG, WEIGHTS
 from hf_diversed.hub.card import render_card
 from hf_diversed.hub.custom_generate import REQUIREMENTS, SCRIPT, script_files
-from hf_diversed.hub.metadata import RESULTS_FOLDER, by_strictness, public_name, records_by_method, result_files
+from hf_diversed.hub.metadata import RESULTS_FOLDER, by_strictness, records_by_method, result_files, without_folders
 from hf_diversed.hub.records import EVALUATION, TRAINING, HeadRecords
 from hf_diversed.provenance import module_digest, publishable
 from hf_diversed.tasks import TASKS
@@ -44,7 +44,7 @@ def publication(
         weights = (Path(written) / WEIGHTS).read_bytes()
         settings = json.loads((Path(written) / CONFIG).read_text())
     for name in ("base_model_name_or_path", "assistant_model_name_or_path"):
-        settings[name] = public_name(settings.get(name))
+        settings[name] = without_folders(settings.get(name))
     config = DiversedHeadConfig.from_dict(settings)
     config.name_or_path = folder or ""
     texts = {

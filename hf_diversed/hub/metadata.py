@@ -126,7 +126,7 @@ def hub_id(name: str | None) -> str | None:
     return name
 
 
-def public_name(name: str | None) -> str | None:
+def without_folders(name: str | None) -> str | None:
     """Return a model's name without local folders."""
     return hub_id(name) or (Path(name).name if name else None)
 

@@ -113,8 +113,8 @@ def names_of_the_program(tests: str) -> list[str]:
         tables += table.get_children()
         symbols = [symbol for symbol in table.get_symbols() if symbol.is_referenced()]
         used |= {symbol.get_name() for symbol in symbols if table is top or symbol.is_global()}
-    wanted = used - defined
-    return sorted(wanted - set(dir(builtins)) or wanted)
+    undefined = used - defined
+    return sorted(undefined - set(dir(builtins)) or undefined)
 
 
 def _follow(command: list[str], request: IO[bytes], patience: float) -> ProgramResult:

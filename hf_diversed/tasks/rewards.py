@@ -25,7 +25,7 @@ class RewardError(ValueError):
     """A reward that raised or returned an invalid value; the message names it and, if possible, the prompt."""
 
 
-def completion_text(completion: str | Sequence[dict[str, Any]]) -> str:
+def _as_text(completion: str | Sequence[dict[str, Any]]) -> str:
     """Return the text of a completion; for chat messages, the content of the last one. Raises TypeError for others."""
     if isinstance(completion, str):
         return completion
@@ -46,7 +46,7 @@ def task_reward(task: Task) -> RewardFunc:
     """
 
     def reward(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        texts = [completion_text(completion) for completion in completions]
+        texts = [_as_text(completion) for completion in completions]
         records = _records(task, columns, len(texts))
         scored = [i for i, record in enumerate(records) if not task.missing_columns(record, task.score_columns)]
         for index in scored:

@@ -341,13 +341,13 @@ def spend_bias(
         The weights, float32 `[B, G]`, and the sum after each position, `[B, G]` in the dtype of `budget`.
     """
     exact_weight, exact_tv = weight.to(budget.dtype), tv.to(budget.dtype)
-    wanted = torch.where(active, (1.0 - exact_weight) * exact_tv, 0.0)
-    reached = torch.minimum(spent + wanted.cumsum(-1), budget)
+    requested = torch.where(active, (1.0 - exact_weight) * exact_tv, 0.0)
+    reached = torch.minimum(spent + requested.cumsum(-1), budget)
     allowed = reached.diff(dim=-1, prepend=spent).clamp_min(0.0)
     floor = 1.0 - allowed / exact_tv.clamp_min(torch.finfo(torch.float32).tiny)
     rounded = floor.clamp(0.0, 1.0).float()
     up = torch.nextafter(rounded, torch.ones_like(rounded))
     rounded = torch.where(rounded.to(floor.dtype) < floor, up, rounded)  # rounding down would exceed the budget
-    limited = torch.where(allowed < wanted, torch.maximum(weight, rounded), weight)
+    limited = torch.where(allowed < requested, torch.maximum(weight, rounded), weight)
     biases = torch.where(active, (1.0 - limited.to(budget.dtype)) * exact_tv, 0.0)
     return limited, spent + biases.cumsum(-1)

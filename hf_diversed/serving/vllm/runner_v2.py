@@ -153,9 +153,9 @@ def relaxed(batch: Batch, target_logits: torch.Tensor, draft_logits: torch.Tenso
     relaxed = any(settings.verifier != LOSSLESS for settings in batch.present)
     if not relaxed or (draft_logits is None) != deployment.one_hot:
         return target_logits
-    verifies, drafts = rows.drafted()
+    verifies, draft_tokens = rows.drafted()
     if deployment.pads:  # padding would be accepted as if it had been found, so it is verified losslessly
-        drafts = torch.where(drafts == rows.last(), -1, drafts)
+        draft_tokens = torch.where(draft_tokens == rows.last(), -1, draft_tokens)
     table = torch.where(verifies[:, None], batch.slots.table(target_logits.device)[rows.slots], LOSSLESS)
     q, width = None, target_logits.shape[1]
     if draft_logits is not None:
@@ -165,7 +165,7 @@ def relaxed(batch: Batch, target_logits: torch.Tensor, draft_logits: torch.Tenso
         temperature = torch.where(temperature == 0.0, 1.0, temperature)[:, None]
         steps = rows.steps.clamp_max(draft_logits.shape[1] - 1)
         q = draft_logits[rows.slots, steps, :width].float().div_(temperature).softmax(-1)
-    return served_logits(deployment.verifiers, batch.present, table, target_logits[:, :width], q, drafts)
+    return served_logits(deployment.verifiers, batch.present, table, target_logits[:, :width], q, draft_tokens)
 
 
 assert LOSSLESS == 0, "an empty row of the table is lossless"

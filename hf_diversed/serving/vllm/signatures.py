@@ -83,10 +83,10 @@ def differences(package: Path) -> tuple[str, ...]:
                 has = "does not exist" if taken is None else f"takes ({', '.join(taken.split())})"
                 known_ones = ") or (".join(", ".join(line.split()) for line in known)
                 found.append(f"{name} of {file} {has}, not ({known_ones})")
-        for name, wanted in _of_file(USES, file):
+        for name, required in _of_file(USES, file):
             nodes = list(ast.walk(functions[name])) if name in functions else []
             used = {getattr(node, "id", None) or getattr(node, "attr", None) for node in nodes}
-            found += [f"{name} of {file} does not use {one}" for one in wanted if one not in used]
+            found += [f"{name} of {file} does not use {one}" for one in required if one not in used]
     return tuple(found)
 
 
