@@ -81,6 +81,17 @@ def has_learned_positions(model: PreTrainedModel) -> bool:
     return most in tables or most + 2 in tables or most in buffers  # OPT and BART store two more
 
 
+def readable_columns(model: PreTrainedModel, positions: torch.Tensor) -> int | None:
+    """Return how many columns every row can read with learned positions; None without such positions.
+
+    Args:
+        positions: of the prompts, long `[B, S]`.
+    """
+    if not has_learned_positions(model):
+        return None
+    return positions.shape[1] + max_positions(model) - 1 - int(positions[:, -1].max())
+
+
 def rotary_limit(model: PreTrainedModel) -> tuple[int, str] | None:
     """Return the length at which rotary frequencies change, and the rope type.
 

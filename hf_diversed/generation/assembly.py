@@ -79,7 +79,7 @@ class Parts:
     def engine(self) -> EagerEngine:
         """Return the static engine if it is requested and supports the call, else the eager one."""
         request, model = self.request, self.request.model
-        mask, positions = request.model_kwargs.get("attention_mask"), self._positions()
+        mask, positions = request.model_kwargs.get("attention_mask"), prompt_positions(request)
         streams_records = isinstance(request.streamer, RoundStreamer)
         if self.draft is not None:
             check_learned_positions(model, self.draft, positions, self.rows.max_length)
@@ -138,17 +138,6 @@ class Parts:
             reason=reason or "",
         )
 
-    def _positions(self) -> torch.Tensor:
-        """Return the positions of the prompts, long `[B, S]`."""
-        input_ids, positions = self.request.input_ids, self.request.model_kwargs.get("position_ids")
-        if positions is None:
-            mask = self.request.model_kwargs.get("attention_mask")
-            known = torch.ones_like(input_ids) if mask is None else mask.long()
-            positions = (known.cumsum(-1) - 1).clamp_min(0)
-        elif positions.ndim == 3:  # all planes are equal
-            positions = positions[0]
-        return positions.expand(len(input_ids), -1)
-
     def _drafter(self, runner: Callable[..., RaggedModel], rule: StoppingRule | None) -> Drafter:
         vocab_size = model_facts.vocab_size(self.request.model)
         ngram_size = self.request.config.max_matching_ngram_size
@@ -191,6 +180,18 @@ class Parts:
             sampled=self.random_source is not None,
             whole_ngram=whole_ngram,
         )
+
+
+def prompt_positions(request: Request) -> torch.Tensor:
+    """Return the positions of the prompts, long `[B, S]`."""
+    input_ids, positions = request.input_ids, request.model_kwargs.get("position_ids")
+    if positions is None:
+        mask = request.model_kwargs.get("attention_mask")
+        known = torch.ones_like(input_ids) if mask is None else mask.long()
+        positions = (known.cumsum(-1) - 1).clamp_min(0)
+    elif positions.ndim == 3:  # all planes are equal
+        positions = positions[0]
+    return positions.expand(len(input_ids), -1)
 
 
 def requested_results(request: Request) -> set[str]:

@@ -249,9 +249,28 @@ def _other_tokenizer(request: Request, target: PreTrainedModel, max_length: int)
         generator = UniversalSpeculativeDecodingGenerator(**common, atm_translator=translator)
     else:
         generator = AssistedCandidateGeneratorDifferentTokenizers(**common)
+    _keep_within_positions(generator, assistant)
     generator.assistant_generation_config.num_assistant_tokens_schedule = CONSTANT
     generator.generation_config.assistant_confidence_threshold = 0.0
     return generator
+
+
+class PositionsUsedUp(Exception):
+    """The text has as many tokens as the draft model has learned positions."""
+
+
+def _keep_within_positions(generator: AssistedCandidateGenerator, assistant: PreTrainedModel) -> None:
+    """Limit the draft tokens of a generator, in the draft model's own tokens, to its learned positions."""
+    most, prepare = model_facts.max_positions(assistant), generator._prepare_generation_args
+    if most is None or not model_facts.has_learned_positions(assistant):
+        return
+
+    def limited(input_ids: torch.Tensor, min_new_tokens: int, max_new_tokens: int) -> dict:
+        if (room := most + 1 - input_ids.shape[-1]) < 1:
+            raise PositionsUsedUp
+        return prepare(input_ids, min(min_new_tokens, room), min(max_new_tokens, room))
+
+    generator._prepare_generation_args = limited  # type: ignore[method-assign]
 
 
 class CandidateDrafter(Drafter):
@@ -273,6 +292,7 @@ class CandidateDrafter(Drafter):
     """
 
     num_forwards = 0
+    _is_used_up = False  # no later text is shorter
 
     def __init__(
         self,
@@ -359,9 +379,13 @@ class CandidateDrafter(Drafter):
         """
         text, generator = self._text(row), self.generators[row]
         length, none = text.shape[1], text[0, :0]
-        if limit < 1 or (self.reads_target and self._outputs is None):
+        if limit < 1 or self._is_used_up or (self.reads_target and self._outputs is None):
             return none, None
-        candidates, logits = generator.get_candidates(text, **self._target_outputs())
+        try:
+            candidates, logits = generator.get_candidates(text, **self._target_outputs())
+        except PositionsUsedUp:
+            self._is_used_up = True
+            return none, None
         self._num_matches = 0
         if candidates.ndim != 2 or len(candidates) != 1 or candidates.shape[1] < length:
             raise ValueError(

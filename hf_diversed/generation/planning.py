@@ -20,7 +20,7 @@ from hf_diversed import _compat, model_facts
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.engines.buffers import gamma_for, size_for
 from hf_diversed.generation import checks
-from hf_diversed.generation.assembly import Parts, requested_results
+from hf_diversed.generation.assembly import Parts, prompt_positions, requested_results
 from hf_diversed.generation.candidates import (
     build_generators,
     check_source,
@@ -49,6 +49,7 @@ from hf_diversed.verifiers.base import Verifier, read_numbers
 
 
 logger = _compat.get_logger(__name__)
+MOST_COLUMNS = 10_000_000  # ids per row; a tokenizer without a limit has `model_max_length` 1e30
 
 
 @torch.no_grad()
@@ -191,11 +192,22 @@ def plan(request: Request) -> Plan:
     criteria = _compat.sort_criteria(request.criteria)
     # A `MaxLengthCriteria` of the caller takes precedence; at least one token is generated.
     max_length = max(min(criteria.max_lengths, default=config.max_length), request.input_ids.shape[1] + 1)
+    if max_length > MOST_COLUMNS:
+        raise ValueError(
+            f"max_length must be at most {MOST_COLUMNS:,}, because memory for all ids is reserved, got "
+            f"{max_length:,}; pass a smaller max_length, or max_new_tokens."
+        )
     lengths = _plan_draft_lengths(request, source, draft is not None, max_length)
     temperatures = row_temperatures(request.temperatures, config, request.input_ids)
     checks.check_verifier(verifier, _context(request, source, draft, temperatures))
     rows = RaggedRows(
-        request.input_ids, max_length, lengths.maximum, criteria.eos_ids, _compat.pad_token_id(config), temperatures
+        request.input_ids,
+        max_length,
+        lengths.maximum,
+        criteria.eos_ids,
+        _compat.pad_token_id(config),
+        temperatures,
+        readable=model_facts.readable_columns(request.model, prompt_positions(request)),
     )
     parts = Parts(
         request=request,
@@ -230,7 +242,8 @@ def plan(request: Request) -> Plan:
         stops=stops,
         recorder=Recorder(rows.prompt_length, verifier, sampled, request.streamer, requested),
         may_compact=not (needs_all_rows or requested - {"records"}),
-        uses_inference_mode=parts.only_library_code and engine.may_use_inference_mode,
+        # A dynamic rotary embedding would keep an inference tensor after the call.
+        uses_inference_mode=parts.only_library_code and engine.may_use_inference_mode and engine.rotary_limit is None,
     )
 
 

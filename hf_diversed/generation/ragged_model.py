@@ -79,7 +79,7 @@ class RaggedModel:
         limit = rows.ids.shape[1] + self.spare_columns  # columns, rejected and padding tokens included
         position_ids = position_ids.to(self.device)
         generated = torch.arange(limit - position_ids.shape[1], device=self.device)
-        remaining = rows.max_length - 1 - position_ids.shape[1]
+        remaining = rows.readable - 1 - position_ids.shape[1]
         self._positions = torch.cat([position_ids, position_ids[:, -1:] + 1 + generated.clamp_max(remaining)], dim=1)
         real = None if self._prompt_mask is None else self._prompt_mask.bool()
         self._cache = RaggedCache(model_facts.num_layers(model), limit, real, model_facts.mask_windows(model), states)

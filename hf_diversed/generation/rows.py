@@ -49,6 +49,7 @@ class RaggedRows:
 
     Args:
         spare: number of columns after `max_length` for draft tokens; at least gamma.
+        readable: number of columns that the target's learned positions reach in every row; None without a limit.
     """
 
     def __init__(
@@ -59,9 +60,11 @@ class RaggedRows:
         eos_ids: list[int],
         pad_id: int,
         temperatures: torch.Tensor | None = None,
+        readable: int | None = None,
     ):
         batch_size, self.prompt_length = input_ids.shape
         device = input_ids.device
+        self.readable = max_length - 1 if readable is None else min(readable, max_length - 1)
         self.max_length, self.pad_id, self.temperatures = max_length, pad_id, temperatures
         self.greedy = None if temperatures is None else temperatures == 0.0
         self.filler_id = max(pad_id, 0)
@@ -89,14 +92,15 @@ class RaggedRows:
         return self.ends_device != RUNNING
 
     def draft_limit(self, gamma: int) -> PerRow:
-        """Maximum number of draft tokens per row: `gamma`, less near `max_length`, and 0 in finished rows."""
-        spare = self.max_length - 1 - self.lengths.device
+        """Maximum number of draft tokens per row: `gamma`, less near the last column that is read, and 0 in finished
+        rows."""
+        spare = (self.readable - self.lengths.device).clamp_min(0)
         return PerRow(self.draft_limit_on_host(gamma), spare.clamp_max(gamma).masked_fill(self.done, 0))
 
     def draft_limit_on_host(self, gamma: int) -> list[int]:
         """`draft_limit` on the host only."""
-        spare = self.max_length - 1
-        return [min(gamma, spare - n) if end is None else 0 for n, end in zip(self.lengths.host, self.ends)]
+        spare = [max(self.readable - length, 0) for length in self.lengths.host]
+        return [min(gamma, most) if end is None else 0 for most, end in zip(spare, self.ends)]
 
     def write(self, offsets: torch.Tensor | int, tokens: torch.Tensor) -> None:
         """Write one token per row (long `[B]`), `offsets` columns after the row's length."""
@@ -147,6 +151,14 @@ class RaggedRows:
         self.origins, self.ends = ([x[row] for row in kept] for x in (self.origins, self.ends))
         self.row_index = self.row_index[: len(kept)]
 
+    def check_positions(self, end: int) -> None:
+        """Raise IndexError if a row that ends at `end` must be read beyond `readable`."""
+        if end > self.readable + 1:
+            raise IndexError(
+                f"the target has learned positions for {self.readable} ids of this batch, padding included; lower "
+                "max_new_tokens."
+            )
+
     def _write_back(self) -> None:
         """Copy the remaining rows back into the buffers of the original batch."""
         if self.ids is not self._all_ids:
@@ -183,6 +195,7 @@ class RaggedRows:
         """
         self._write_back()
         ends = [end for end in self._all_ends if end is not None]
+        self.check_positions(max(ends))
         width, ends_device = max(ends), torch.tensor(ends, device=self.ids.device)
         filled = torch.where(self._columns[:width] < ends_device[:, None], self._all_ids[:, :width], self.pad_id)
         return filled, ends

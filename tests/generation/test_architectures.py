@@ -14,6 +14,7 @@ from hf_diversed.generation import ragged_model
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.rows import PerRow, RaggedRows
 from tests import tiny
+from tests.engines.modes import STATIC
 
 
 quantize_dynamic = torch.ao.quantization.quantize_dynamic
@@ -198,6 +199,38 @@ def test_learned_positions_are_not_read_past_their_table():
     limit = target.config.n_positions
     inputs = tiny.ragged_batch(2, limit - 6)
     assert_lossless(target, tiny.tiny_draft(target), inputs, max_new_tokens=None, max_length=limit)
+
+
+class EndsAt(tf.StoppingCriteria):
+    def __init__(self, length: int):
+        self.length = length
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.full((len(input_ids),), input_ids.shape[1] >= self.length)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [{}, {"assistant_model": None, "prompt_lookup_num_tokens": 4}, STATIC],
+    ids=["draft model", "prompt lookup", "static"],
+)
+@pytest.mark.parametrize("name", ["gpt2", "opt"])
+def test_texts_may_end_at_the_last_learned_position(name, source):
+    """Catches draft tokens and padding that index the table out of range where `max_length` exceeds it, and positions
+    that are used twice instead of an error."""
+    target = tiny.tiny_model(name)
+    limit = model_facts.max_positions(target)
+    draft, inputs = tiny.tiny_draft(target), tiny.ragged_batch(2, limit - 6)
+    inputs = {key: torch.cat([value, value[:1]]) for key, value in inputs.items()}
+    call = {"do_sample": False, "max_length": limit + 20}
+    ours = {"assistant_model": draft, "verifier": "lossless", **source}
+    for end in (limit - 1, limit, limit + 1):
+        stop = tf.StoppingCriteriaList([EndsAt(end)])
+        plain = target.generate(**inputs, **call, stopping_criteria=stop)
+        assert torch.equal(target.generate(**inputs, **call, **ours, stopping_criteria=stop), plain)
+        assert plain.shape[1] == end
+    with pytest.raises(IndexError, match="learned positions"):
+        target.generate(**inputs, **call, **ours)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_multimodal"])

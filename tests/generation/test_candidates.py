@@ -441,6 +441,21 @@ def test_the_draft_model_of_another_tokenizer_is_unchanged():
     assert (draft.get_input_embeddings(), draft.get_output_embeddings()) == embeddings
 
 
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_draft_model_of_another_tokenizer_stops_at_its_last_learned_position(sampled):
+    """Catches an IndexError of the draft model's position table in a text that the target can continue."""
+    target, source = sources.other_tokenizer()
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 24}
+    config = tf.GPT2Config(**sizes, vocab_size=source["assistant_model"].config.vocab_size)
+    source["assistant_model"] = tf.GPT2LMHeadModel(config).eval()
+    call = {"max_new_tokens": 40, "eos_token_id": -1, **(SAMPLED if sampled else {})}
+    out = decode((target, source), **call)
+    assert out.sequences.shape[1] == prompt().shape[1] + 40
+    assert out.stats.num_drafted > 0
+    if not sampled:
+        assert torch.equal(out.sequences, target.generate(prompt(), do_sample=False, **call))
+
+
 def test_static_caches_fall_back_to_the_eager_engine():
     out = decode(sources.own(), cache_implementation="static")
     assert out.stats.engine == "eager"

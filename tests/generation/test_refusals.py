@@ -244,6 +244,7 @@ REFUSED = [
     # modes
     refused(generate(num_beams=3), "num_beams; got 3; must be 1"),
     refused(generate(generation_config=tf.GenerationConfig(num_beams=3, max_length=12)), "num_beams; 3"),
+    refused(generate(max_new_tokens=None, max_length=10**30), "max_length must be at most 10,000,000; max_new_tokens"),
     refused(
         generate(prompt_lookup_num_tokens=3, num_assistant_tokens_schedule="adaptive"),
         '"adaptive"; prompt_lookup_num_tokens; draft model; "confidence"',
