@@ -1,17 +1,22 @@
-"""Write the cards of the embedded pair's heads from their JSON results.
+"""Write the cards of the embedded pair's heads from their JSON results, without the rows of other heads.
 
 python -m tools.render_cards
 """
 
+from dataclasses import replace
 from pathlib import Path
 
+from hf_diversed.formatting import PLAIN
 from hf_diversed.head import DiversedHead
 from hf_diversed.hub import publication, read_records
 from hf_diversed.hub.files import CARD
+from hf_diversed.method_names import DIVERSED, MethodName
+from hf_diversed.verifiers import VERIFIERS
 from hf_diversed.zoo.loader import HEADS, MIXTURE
 
 
 ROOT = Path(__file__).parent.parent
+NAMES = {PLAIN, DIVERSED, *VERIFIERS}
 
 
 def cards() -> dict[Path, str]:
@@ -22,7 +27,10 @@ def cards() -> dict[Path, str]:
         for folder in sorted((weights / kind).glob("*/")):
             results = measured / f"{folder.name}.json"
             if results.is_file():
-                files = publication(DiversedHead.from_pretrained(folder), read_records(folder, results))
+                records = read_records(folder, results)
+                rows = [row for row in records.evaluation["records"] if MethodName.parse(row["method"]).name in NAMES]
+                records = replace(records, evaluation={**records.evaluation, "records": rows})
+                files = publication(DiversedHead.from_pretrained(folder), records)
                 by_path[ROOT / "model_cards" / f"embedded-{folder.name}{suffix}" / CARD] = files[CARD].decode()
     return by_path
 

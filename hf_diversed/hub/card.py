@@ -1,6 +1,5 @@
 """The model card of a head, rendered from its configuration and its evaluation and training records."""
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -89,7 +88,6 @@ def render_card(
         **_about_pair(config, evaluation),
         **_about_decoding(config, own, training),
         results=_results(records, own),
-        labels=_labels(records),
         source_of_results=hub_source(own.get("task")),
         setting=_setting(own),
         evaluated_with=_made_with(evaluation.get("provenance") or {}),
@@ -200,20 +198,6 @@ def _results(records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]) -
         tail = [percent(record.get("verified_acceptance_rate")), number(record.get("block_efficiency"))]
         rows.append([name, *_figures(record), *tail, number(record.get("mean_weight"))])
     return rows
-
-
-# Labels of methods in the results of `benchmarks.learning`.
-_LABELS = {
-    r"seed-\d+": "heads trained with other seeds",
-    r"untrained@[\d.]+": "an untrained token head at the strictness after @",
-    "diversed-mixture": "the mixture head",
-}
-
-
-def _labels(records: Mapping[str, Mapping[str, Any]]) -> Markup:
-    """Return the meaning of the labels of other heads in the records; empty without such labels."""
-    found = {words: [label for label in records if re.fullmatch(pattern, label)] for pattern, words in _LABELS.items()}
-    return Markup(" ".join(f"{', '.join(map(code, labels))}: {words}." for words, labels in found.items() if labels))
 
 
 _NEAR = 0.001  # acceptance rates that differ by less count as equal
