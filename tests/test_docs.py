@@ -87,6 +87,17 @@ def test_figures_in_prose_are_in_a_table(page):
     assert missing == [], page.name
 
 
+def test_sums_of_lossless_runs():
+    """Catches a run that was added to the table and not to the sums in the text."""
+    page = (ROOT / "docs" / "results-quality.md").read_text()
+    table = re.search("<!-- begin:lossless-runs -->(.*?)<!-- end", page, re.DOTALL)[1]
+    words = " ".join(page.split())
+    for task in ("GSM8K", "MBPP", "HumanEval"):
+        rows = re.findall(rf"^\| {task}, .* \| (\d+) \| (\d+) \| (\d+) \|$", table, re.MULTILINE)
+        answers, target, lossless = (sum(map(int, column)) for column in zip(*rows))
+        assert re.search(rf"\b{target} and {lossless} of {answers}( answers)? on {task}", words), task
+
+
 def test_every_public_name_is_in_the_reference():
     """Catches a name of `hf_diversed.__all__` without documentation, and a verifier without a row in its table."""
     reference, table = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("api", "verifiers"))

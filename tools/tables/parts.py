@@ -67,6 +67,12 @@ def count(figure: Figure) -> str:
     return f"{figure.value:,.0f}"
 
 
+def right(figure: Figure) -> str:
+    """Format a share of right answers as their number."""
+    assert figure.n is not None
+    return f"{figure.value * figure.n:.0f}"
+
+
 def p_value(figure: Figure) -> str:
     """Format a p-value with three decimals."""
     return "< 0.001" if figure.value < 0.001 else f"{figure.value:.3f}"

@@ -18,6 +18,7 @@ from tools.tables.parts import (
     number,
     precise,
     quality,
+    right,
     share,
     tenth,
     tenths,
@@ -95,6 +96,19 @@ def published() -> dict[str, Table]:
     scores = ((mbpp, "MBPP", "pass@1"), (gsm8k, "GSM8K", "accuracy"))
     others = ["static:0.5", *(f"spec_cascade:token_v3:{alpha}" for alpha in (0.5, 0.8, 0.95)), *LENIENCE]
     compared = methods("", "target", "lossless", *others, label)
+    runs = {
+        "GSM8K, temperature 1": "lossless-gsm8k",
+        "GSM8K, temperature 1, an earlier run on 100 of these prompts": f"{gsm8k}-earlier",
+        f"GSM8K, {SAMPLED}": f"{gsm8k}-t0.7-k20-p0.8",
+        "MBPP, temperature 1": mbpp,
+        "MBPP, temperature 1, an earlier run": f"{mbpp}-earlier",
+        "MBPP, temperature 1, another run": "lenience-mbpp",
+        f"MBPP, {SAMPLED}": f"{mbpp}-t0.7-k20-p0.8",
+        "HumanEval, temperature 1": "qwen-coder-humaneval",
+        f"HumanEval, {SAMPLED}": "qwen-coder-humaneval-t0.7-k20-p0.8",
+        f"HumanEval, {SAMPLED}, a second run": "lossless-humaneval",
+        f"HumanEval, {SAMPLED}, a third run, in float32": "lossless-humaneval-float32",
+    }
     task = {name: [Column("accepted / drafted", "acceptance_rate", study=name)] for name in (mbpp, gsm8k)}
     for name, _, metric in scores:
         task[name] += [Column(metric, "quality", study=name), BELOW_EXACT._replace(study=name)]
@@ -138,6 +152,17 @@ def published() -> dict[str, Table]:
                 ),
             ],
             setting,
+        ),
+        "lossless-runs": Table(
+            "task",
+            [Row(title, study=study) for title, study in runs.items()],
+            [
+                Column("answers", "n", count, method="target"),
+                Column("right: `target`", "quality", right, method="target"),
+                Column("right: `lossless`", "quality", right, method="lossless"),
+            ],
+            "One answer per prompt. Data, in the order of the rows, in `results/real/`: "
+            f"{', '.join(f'`{study}.json`' for study in runs.values())}.",
         ),
         "sampling-check": Table(
             "method",
