@@ -65,16 +65,20 @@ def test_figures_are_rendered_from_results(page):
     assert text.count("<!-- begin:") == text.count("<!-- end:") == len(re.findall(render_docs.MARK, text))
 
 
-RESULT_PAGES = [page for page in render_docs.PAGES if page.stem.startswith(("results", "choosing", "index"))]
+RESULT_PAGES = [
+    page
+    for page in render_docs.PAGES
+    if page.stem.startswith(("README", "results", "choosing", "counterfactual", "index"))
+]
 # A rate, points, a factor, or the two bounds in parentheses.
 IN_PROSE = re.compile(r"(-?\d[\d,]*\.?\d*)(?:%| points| times)|\((-?[\d.]+) to (-?[\d.]+)\)")
 
 
 @pytest.mark.parametrize("page", RESULT_PAGES, ids=lambda page: page.stem)
 def test_figures_in_prose_are_in_a_table(page):
-    """Catches a figure in the text that no table shows. For choosing.md, tables of linked results pages count, too."""
-    text = page.read_text()
-    linked = "".join(other.read_text() for other in RESULT_PAGES if page.stem == "choosing" and other.name in text)
+    """Catches a figure in the text that no table shows. Outside of results pages, tables of linked ones count, too."""
+    text, is_results = page.read_text(), page.stem.startswith("results")
+    linked = "".join(other.read_text() for other in RESULT_PAGES if not is_results and other.name in text)
     tables = "".join(mark[0] for mark in render_docs.MARK.finditer(text + linked))
     shown = [abs(float(number.replace(",", ""))) for number in re.findall(r"\d[\d,]*\.?\d*", tables)]
     prose = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", render_docs.MARK.sub("", text), flags=re.DOTALL)

@@ -124,22 +124,49 @@ def test_packaged_heads_are_what_their_runs_chose(kind, logs, task):
     assert made["validation"]["objective"] == chosen["eval_objective"] == log["best_metric"]
 
 
-@pytest.mark.parametrize(
-    ("task", "name", "num_parts"),
-    [
-        ("mbpp", "qwen-coder-mbpp", 2),
-        ("gsm8k", "qwen-coder-gsm8k", 2),
-        ("gsm8k-t0", "qwen-coder-gsm8k-t0", 3),
-        ("humaneval-t0", "qwen-coder-humaneval-t0", 1),
-        ("mbpp-t0", "qwen-coder-mbpp-t0", 5),
-        ("mbpp-t0.7-k20-p0.8", "qwen-coder-mbpp-t0.7-k20-p0.8", 2),
-        ("humaneval-t0.7-k20-p0.8", "qwen-coder-humaneval-t0.7-k20-p0.8", 1),
-        ("humaneval-t0.7-k20-p0.8-second", "lossless-humaneval", 2),
-        ("humaneval-t0.7-k20-p0.8-float32", "lossless-humaneval-float32", 4),
-        ("gsm8k-t0.7-k20-p0.8", "qwen-coder-gsm8k-t0.7-k20-p0.8", 1),
-        ("gsm8k", "lossless-gsm8k", 3),
-    ],
-)
+STUDIES = [
+    ("mbpp", "qwen-coder-mbpp", 2),
+    ("gsm8k", "qwen-coder-gsm8k", 2),
+    ("gsm8k-t0", "qwen-coder-gsm8k-t0", 3),
+    ("humaneval-t0", "qwen-coder-humaneval-t0", 1),
+    ("mbpp-t0", "qwen-coder-mbpp-t0", 5),
+    ("mbpp-t0.7-k20-p0.8", "qwen-coder-mbpp-t0.7-k20-p0.8", 2),
+    ("humaneval-t0.7-k20-p0.8", "qwen-coder-humaneval-t0.7-k20-p0.8", 1),
+    ("humaneval-t0.7-k20-p0.8-second", "lossless-humaneval", 2),
+    ("humaneval-t0.7-k20-p0.8-float32", "lossless-humaneval-float32", 4),
+    ("gsm8k-t0.7-k20-p0.8", "qwen-coder-gsm8k-t0.7-k20-p0.8", 1),
+    ("gsm8k", "lossless-gsm8k", 3),
+]
+
+
+@pytest.mark.parametrize(("task", "name", "num_parts"), STUDIES)
+def test_published_sums(task, name, num_parts):
+    """Catches an error of the library's own summary: sums over the published lines, with no code of the library."""
+    records = json.loads((RESULTS / "real" / f"{name}.json").read_text())["records"]
+    rows = [{} for _ in records]  # by prompt
+    for part in range(num_parts):
+        for path in (RESULTS / "real" / "batches" / task / f"part-{part}").glob("*.jsonl"):
+            for line in map(json.loads, path.read_text().splitlines()[1:]):
+                for record, found in zip(records, rows):
+                    if line["method"] == record["method"]:
+                        columns = line["rows"]
+                        for index, prompt in enumerate(columns["prompt"]):
+                            found[part, prompt] = {key: values[index] for key, values in columns.items()}
+    for record, found in zip(records, rows):
+        for key, mean in (("score", "quality"), ("tokens", "mean_tokens"), ("num_rounds", "mean_rounds")):
+            if record[mean] is not None:
+                assert record[mean] == pytest.approx(sum(row[key] for row in found.values()) / len(found))
+        if record["acceptance_rate"] is not None:
+            accepted, drafted = (sum(row[key] for row in found.values()) for key in ("num_accepted", "num_drafted"))
+            assert record["acceptance_rate"] == pytest.approx(accepted / drafted)
+        if record["reference"] is not None:
+            gains = [found[key]["score"] - rows[0][key]["score"] for key in found]
+            discordant = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
+            assert (record["prompts_better"], record["prompts_worse"]) == discordant
+            assert record["quality_drop"] == pytest.approx(-sum(gains) / len(gains))
+
+
+@pytest.mark.parametrize(("task", "name", "num_parts"), STUDIES)
 def test_published_figures_follow_from_the_batches(task, name, num_parts):
     """Catches figures that were not computed from the published scores and counters of the prompts."""
     report = json.loads((RESULTS / "real" / f"{name}.json").read_text())
