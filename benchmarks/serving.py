@@ -176,7 +176,7 @@ def comparison(
     record = bootstrap.estimate_mean(quality(in_engine), 0.0, 1.0).record("quality")
     for name, statistic in statistics.items():
         record |= bootstrap.estimate(statistic).record(name)
-    return {name: np.round(value, 5).tolist() for name, value in record.items()}
+    return {name: None if value is None else np.round(value, 5).tolist() for name, value in record.items()}
 
 
 def cost(arguments: argparse.Namespace, pair: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Write the cards of the embedded pair's heads from their JSON results, without the rows of other heads.
+"""Write the cards of the embedded pair's heads from their JSON results, with rows of named methods only.
 
 python -m tools.render_cards
 """
@@ -10,13 +10,13 @@ from hf_diversed.formatting import PLAIN
 from hf_diversed.head import DiversedHead
 from hf_diversed.hub import publication, read_records
 from hf_diversed.hub.files import CARD
-from hf_diversed.method_names import DIVERSED, MethodName
+from hf_diversed.method_names import MethodName
 from hf_diversed.verifiers import VERIFIERS
 from hf_diversed.zoo.loader import HEADS, MIXTURE
 
 
 ROOT = Path(__file__).parent.parent
-NAMES = {PLAIN, DIVERSED, *VERIFIERS}
+NAMES = {PLAIN, *VERIFIERS}
 
 
 def cards() -> dict[Path, str]:

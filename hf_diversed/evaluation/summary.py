@@ -34,7 +34,9 @@ class MethodTable:
         kinds = {entry["peak_memory_kind"] for entry in entries}
         self.peak_kind: str | None = kinds.pop() if len(kinds) == 1 else None  # other kinds are not comparable
         self.peak_bytes = None if self.peak_kind is None else max(entry["peak_memory_bytes"] for entry in entries)
-        self.rows = {name: [x for entry in entries for x in entry["rows"][name]] for name in entries[0]["rows"]}
+        rows = [entry["rows"] for entry in entries]
+        names = [name for name in rows[0] if all(name in each for each in rows)]  # earlier versions had other columns
+        self.rows = {name: [value for each in rows for value in each[name]] for name in names}
         prompts, num_prompts = np.array(self.rows["prompt"]), results.header["n"]
         self.sums = {
             name: np.bincount(prompts, np.array(self.rows[name], dtype=np.float64), num_prompts)

@@ -152,11 +152,11 @@ class RaggedRows:
         self.row_index = self.row_index[: len(kept)]
 
     def check_positions(self, end: int) -> None:
-        """Raise IndexError if a row that ends at `end` must be read beyond `readable`."""
+        """Raise IndexError if a row of `end` tokens needs positions beyond the target's learned ones."""
         if end > self.readable + 1:
             raise IndexError(
-                f"the target has learned positions for {self.readable} ids of this batch, padding included; lower "
-                "max_new_tokens."
+                f"the target's learned positions reach {self.readable} columns of this batch, padding included, got a "
+                f"row that needs {end - 1}; lower max_new_tokens or max_length."
             )
 
     def _write_back(self) -> None:

@@ -139,8 +139,8 @@ def _about_decoding(config: DiversedHeadConfig, own: Mapping[str, Any], training
     for name in ("temperature", "top_k", "top_p"):
         given = (record.get(name) for record in (trained, known, own))
         sampling[name] = next((value for value in given if value is not None), None)
-    lengths = (own.get("max_new_tokens"), trained.get("max_completion_length"), trained.get("max_new_tokens"), 128)
-    return {"sampling": sampling, "max_new_tokens": next(length for length in lengths if length)}
+    length = own.get("max_new_tokens") or trained.get("max_completion_length") or trained.get("max_new_tokens") or 128
+    return {"sampling": sampling, "max_new_tokens": length}
 
 
 def _about_training(training: Mapping[str, Any]) -> dict[str, Any]:

@@ -172,8 +172,8 @@ def _run(program: str, tests: str, mode: str, timeout: float, memory_bytes: int)
         time.sleep(pause)
         try:
             return launch(program, mode, timeout, memory_bytes, tests)
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested too deeply
-            return ProgramResult(False, f"the tests are not valid Python: {error}")
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            return ProgramResult(False, f"the tests are not valid Python: {str(error) or 'nested too deeply'}")
         except SandboxUnavailable as error:
             failure = error
     raise SandboxUnavailable(

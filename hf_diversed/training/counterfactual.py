@@ -70,7 +70,7 @@ def fit_head(labels: Labels, settings: FitSettings) -> tuple[DiversedHead, dict[
         the predicted net cost.
 
     Raises:
-        ValueError: if the labels lack an input, have fewer prompts than folds, or are all equal.
+        ValueError: if the labels lack an input, have fewer prompts than folds, or all have the same cost.
     """
     if bool((labels.cost == labels.cost[0]).all()):
         raise ValueError(

@@ -171,6 +171,7 @@ def test_reasons_of_tests(unsafe):
     assert reasons[2] == "test failed: NameError: line 1: assert f(1) == 1: name 'f' is not defined"
     assert reasons[3].startswith("exit 1: SyntaxError")
     assert reasons[4].startswith("the tests are not valid Python: ")
+    assert not reasons[4].endswith(": ")
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def below(figure: Figure) -> str:
 
 def number(figure: Figure) -> str:
     """Format with two decimals and the bounds."""
-    return _with_bounds(figure, lambda value: f"{value:.2f}")
+    return _with_bounds(figure, lambda value: f"{value:.2f}".replace("-0.00", "0.00"))
 
 
 def precise(figure: Figure) -> str:
@@ -57,7 +57,7 @@ def factor(figure: Figure) -> str:
     return f"{figure.value:.2f}x"
 
 
-def tenth(figure: Figure) -> str:
+def one_decimal(figure: Figure) -> str:
     """Format with one decimal, without bounds."""
     return f"{figure.value:.1f}"
 
@@ -67,7 +67,7 @@ def count(figure: Figure) -> str:
     return f"{figure.value:,.0f}"
 
 
-def right(figure: Figure) -> str:
+def num_right(figure: Figure) -> str:
     """Format a share of right answers as their number."""
     assert figure.n is not None
     return f"{figure.value * figure.n:.0f}"

@@ -15,12 +15,12 @@ from tools.tables.parts import (
     every,
     factor,
     methods,
+    num_right,
     number,
+    one_decimal,
     precise,
     quality,
-    right,
     share,
-    tenth,
     tenths,
     times,
 )
@@ -122,14 +122,14 @@ def published() -> dict[str, Table]:
             ],
             [
                 _speed("t0", 1)._replace(header="tokens/s", form=factor),
-                Column("code: forwards per answer", "mean_rounds", tenth, f"{mbpp}-t0"),
+                Column("code: forwards per answer", "mean_rounds", one_decimal, f"{mbpp}-t0"),
                 Column("code: correct", "quality", share, f"{mbpp}-t0"),
                 Column("math: correct", "quality", share, f"{gsm8k}-t0"),
             ],
             "Qwen2.5-Coder 1.5B with 0.5B, greedy decoding, `num_assistant_tokens=5`. Code: 500 prompts of MBPP (95% "
-            "intervals: ±4 points), forward passes of the target. Math: 300 of GSM8K (±6), 100 in bfloat16 and 200 in "
-            "float32. Tokens per second: relative to the target alone, 8 prompts of MBPP at batch size 1, median of 3 "
-            "runs in bfloat16 on two CPU threads, with linear layers packed by `benchmarks/cpu_layers.py`.",
+            "intervals: ±4 points); forwards are forward passes of the target. Math: 300 of GSM8K (±6), 100 in bfloat16 "
+            "and 200 in float32. Tokens per second: relative to the target alone, 8 prompts of MBPP at batch size 1, "
+            "median of 3 runs in bfloat16 on two CPU threads, with linear layers packed by `benchmarks/cpu_layers.py`.",
         ),
         "head-real": Table(
             "head trained on MBPP, task",
@@ -158,8 +158,8 @@ def published() -> dict[str, Table]:
             [Row(title, study=study) for title, study in runs.items()],
             [
                 Column("answers", "n", count, method="target"),
-                Column("right: `target`", "quality", right, method="target"),
-                Column("right: `lossless`", "quality", right, method="lossless"),
+                Column("right: `target`", "quality", num_right, method="target"),
+                Column("right: `lossless`", "quality", num_right, method="lossless"),
             ],
             "One answer per prompt. Data, in the order of the rows, in `results/real/`: "
             f"{', '.join(f'`{study}.json`' for study in runs.values())}.",
@@ -222,7 +222,7 @@ def published() -> dict[str, Table]:
             "sampled",
             SAMPLED,
             "t0.7-k20-p0.8",
-            "200 prompts of MBPP, 164 of HumanEval and 100 of GSM8K, in bfloat16",
+            "300 prompts of MBPP (200 in bfloat16, 100 in float32), 164 of HumanEval and 100 of GSM8K in bfloat16",
             label,
         ),
         "specbench": Table(
@@ -261,7 +261,7 @@ def _setting(name: str, title: str, suffix: str, prompts: str, label: tuple[str,
         methods("", "target", UPSTREAM, "lossless", *RELAXED, label),
         [
             _speed(suffix, 1)._replace(form=factor),
-            Column("target forwards per MBPP answer", "mean_rounds", tenth, f"qwen-coder-mbpp-{suffix}"),
+            Column("target forwards per MBPP answer", "mean_rounds", one_decimal, f"qwen-coder-mbpp-{suffix}"),
             *(
                 drop._replace(header=f"{task}: {drop.header}", study=f"qwen-coder-{key}-{suffix}")
                 for key, (task, _) in tasks.items()
@@ -287,7 +287,7 @@ def _setting(name: str, title: str, suffix: str, prompts: str, label: tuple[str,
                 ACCEPTED,
                 PER_ROUND,
                 Column("tokens per answer", "mean_tokens", count),
-                Column("target forwards per answer", "mean_rounds", tenth),
+                Column("target forwards per answer", "mean_rounds", one_decimal),
                 Column("more forwards than `lossless`", "mean_rounds", number, minus="lossless"),
                 quality(metric),
                 Column("points below `lossless`", "quality", below, minus="lossless"),
