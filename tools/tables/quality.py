@@ -127,9 +127,10 @@ def published() -> dict[str, Table]:
                 Column("math: correct", "quality", share, f"{gsm8k}-t0"),
             ],
             "Qwen2.5-Coder 1.5B with 0.5B, greedy decoding, `num_assistant_tokens=5`. Code: 500 prompts of MBPP (95% "
-            "intervals: ±4 points); forwards are forward passes of the target. Math: 300 of GSM8K (±6), 100 in bfloat16 "
-            "and 200 in float32. Tokens per second: relative to the target alone, 8 prompts of MBPP at batch size 1, "
-            "median of 3 runs in bfloat16 on two CPU threads, with linear layers packed by `benchmarks/cpu_layers.py`.",
+            "intervals: ±4 points); forwards are forward passes of the target. Math: 300 of GSM8K (±6), 100 in "
+            "bfloat16 and 200 in float32. Tokens per second: relative to the target alone, 8 prompts of MBPP at batch "
+            "size 1, median of 3 runs in bfloat16 on two CPU threads, with linear layers packed by "
+            "`benchmarks/cpu_layers.py`.",
         ),
         "head-real": Table(
             "head trained on MBPP, task",

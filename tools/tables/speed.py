@@ -62,9 +62,9 @@ def speed() -> dict[str, Table]:
             "Qwen2.5-Coder 1.5B in bfloat16 (oneDNN-packed weights) and 0.5B in int4 (torchao 0.18), or in bfloat16 "
             "(packed) where stated; temperature 1, at most 128 new tokens; ratios of tokens per second with the "
             "prefill, eager engine, batch size 1, two threads of a CPU with bfloat16 instructions; {n} prompts per "
-            "task, median (quartiles) of paired ratios. transformers: assisted generation, with default settings unless "
-            "a constant number is given; the best constant number of 3, 5 and 8 is the one with the most tokens per "
-            "second. Data: {data}, `results/draft-lengths-bf16.json`.",
+            "task, median (quartiles) of paired ratios. transformers: assisted generation, with default settings "
+            "unless a constant number is given; the best constant number of 3, 5 and 8 is the one with the most "
+            "tokens per second. Data: {data}, `results/draft-lengths-bf16.json`.",
         ),
         "copies": Table(
             "task, method, schedule",
