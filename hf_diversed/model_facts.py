@@ -87,9 +87,10 @@ def readable_columns(model: PreTrainedModel, positions: torch.Tensor) -> int | N
     Args:
         positions: of the prompts, long `[B, S]`.
     """
-    if not has_learned_positions(model):
+    most = max_positions(model)
+    if most is None or not has_learned_positions(model):
         return None
-    return positions.shape[1] + max_positions(model) - 1 - int(positions[:, -1].max())
+    return positions.shape[1] + most - 1 - int(positions[:, -1].max())
 
 
 def rotary_limit(model: PreTrainedModel) -> tuple[int, str] | None:

@@ -261,16 +261,17 @@ class PositionsUsedUp(Exception):
 
 def _keep_within_positions(generator: AssistedCandidateGenerator, assistant: PreTrainedModel) -> None:
     """Limit the draft tokens of a generator, in the draft model's own tokens, to its learned positions."""
-    most, prepare = model_facts.max_positions(assistant), generator._prepare_generation_args
+    most = model_facts.max_positions(assistant)
     if most is None or not model_facts.has_learned_positions(assistant):
         return
+    prepare = generator._prepare_generation_args
 
     def limited(input_ids: torch.Tensor, min_new_tokens: int, max_new_tokens: int) -> dict:
         if (room := most + 1 - input_ids.shape[-1]) < 1:
             raise PositionsUsedUp
         return prepare(input_ids, min(min_new_tokens, room), min(max_new_tokens, room))
 
-    generator._prepare_generation_args = limited  # type: ignore[method-assign]
+    generator._prepare_generation_args = limited
 
 
 class CandidateDrafter(Drafter):
