@@ -255,8 +255,8 @@ def _other_tokenizer(request: Request, target: PreTrainedModel, max_length: int)
     return generator
 
 
-class PositionsUsedUp(Exception):
-    """The text has as many tokens as the draft model has learned positions."""
+class NoPositionsLeft(Exception):
+    """The text has more tokens than the draft model has learned positions."""
 
 
 def _keep_within_positions(generator: AssistedCandidateGenerator, assistant: PreTrainedModel) -> None:
@@ -268,7 +268,7 @@ def _keep_within_positions(generator: AssistedCandidateGenerator, assistant: Pre
 
     def limited(input_ids: torch.Tensor, min_new_tokens: int, max_new_tokens: int) -> dict:
         if (room := most + 1 - input_ids.shape[-1]) < 1:
-            raise PositionsUsedUp
+            raise NoPositionsLeft
         return prepare(input_ids, min(min_new_tokens, room), min(max_new_tokens, room))
 
     generator._prepare_generation_args = limited
@@ -293,7 +293,7 @@ class CandidateDrafter(Drafter):
     """
 
     num_forwards = 0
-    _is_used_up = False  # no later text is shorter
+    _has_no_positions_left = False  # for good: texts only become longer
 
     def __init__(
         self,
@@ -380,12 +380,12 @@ class CandidateDrafter(Drafter):
         """
         text, generator = self._text(row), self.generators[row]
         length, none = text.shape[1], text[0, :0]
-        if limit < 1 or self._is_used_up or (self.reads_target and self._outputs is None):
+        if limit < 1 or self._has_no_positions_left or (self.reads_target and self._outputs is None):
             return none, None
         try:
             candidates, logits = generator.get_candidates(text, **self._target_outputs())
-        except PositionsUsedUp:
-            self._is_used_up = True
+        except NoPositionsLeft:
+            self._has_no_positions_left = True
             return none, None
         self._num_matches = 0
         if candidates.ndim != 2 or len(candidates) != 1 or candidates.shape[1] < length:

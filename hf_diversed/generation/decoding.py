@@ -42,6 +42,7 @@ def run_rounds(
     rows, verifier = engine.rows, engine.verifier
     verifier_state = VerifierState(verifier.row_values(len(rows.ids), rows.ids.device))
     while rows.running:
+        # The shortest row: a criterion may still cut a longer one back to the target's learned positions.
         rows.check_positions(min(rows.lengths.host[row] for row in rows.running) + 1)
         if schedule is not None:
             gamma = schedule.next(verifier_state)
