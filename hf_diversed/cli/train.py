@@ -35,15 +35,11 @@ from hf_diversed.tasks.rewards import load_reward
 from hf_diversed.training import DiversedConfig, DiversedTrainer
 from hf_diversed.training.counterfactual import FitSettings, fit_head
 from hf_diversed.training.labels import load_labels
-from hf_diversed.training.settings import TrainingSettings
 
 
-# Options that only one of the two objectives reads.
-_LABEL_OPTIONS = {"kept_share", "per_token_gained"}
-_ROLLOUT_OPTIONS = {"head", "target", "draft", "dtype", "chat", "shots", "data_file", "eval_data_file", "reward_funcs"}
-_ROLLOUT_OPTIONS |= {"eval_split", "num_examples", "num_eval_examples", "resume"}
-_ROLLOUT_OPTIONS |= {item.name for item in fields(TrainingSettings)} - {"head_type"}
-_ROLLOUT_OPTIONS |= {"push_to_hub", "resume_from_checkpoint"}
+# Options that only training on labels reads, and all that it reads.
+_LABELS_ONLY = {"labels", "kept_share", "per_token_gained"}
+_READ_WITH_LABELS = _LABELS_ONLY | {"objective", "task", "output_dir", "overwrite", "head_type", "seed"}
 _AGAIN = "Run the same command with --resume to continue from the newest complete checkpoint."
 
 
@@ -77,9 +73,10 @@ def labels_of(options: TrainOptions, config: DiversedConfig) -> Path | None:
         raise ValueError(
             "--objective counterfactual and --labels FILE belong together; make the file with `hf-diversed label`."
         )
-    unused = _ROLLOUT_OPTIONS if options.labels is not None else _LABEL_OPTIONS
-    values, known = vars(config) | vars(options), (*fields(options), *fields(config))
-    given = [flag(item.name) for item in known if item.name in unused and values[item.name] != item.default]
+    defaults = vars(TrainOptions(task=options.task)) | vars(DiversedConfig(**TrainOptions.DEFAULTS))
+    changed = {name for name, value in (vars(options) | vars(config)).items() if value != defaults.get(name, value)}
+    unused = changed & _LABELS_ONLY if options.labels is None else changed - _READ_WITH_LABELS
+    given = [flag(item.name) for item in (*fields(options), *fields(config)) if item.name in unused]
     if given:
         raise ValueError(f"not used with --objective {options.objective}: {', '.join(given)}. Leave them out.")
     return options.labels

@@ -171,8 +171,8 @@ def test_commands_label_and_train(tmp_path):
         (["--labels", labels], "belong together"),
         (["--objective", "other"], "must be rollouts or counterfactual"),
         (
-            [*command[2:4], "--labels", labels, "--draft", "a", "--chat", "--max-steps", "8"],
-            "counterfactual: --draft, --chat, --max-steps",
+            [*command[2:4], "--labels", labels, "--draft", "a", "--chat", "--max-steps", "8", "--weight-decay", "0.1"],
+            "counterfactual: --draft, --chat, --max-steps, --weight-decay",
         ),
         (["--kept-share", "0.7"], "not used with --objective rollouts: --kept-share"),
     ):
