@@ -107,7 +107,8 @@ def _rows(*names: str, task: str = "", part: str = "") -> Callable[[str, Row], I
 
 
 def _speed(study: str, found: Row) -> Iterator[Figure]:
-    """Tokens per second over those of the target: median and range of alternating turns."""
+    """Tokens per second, and the time for the same prompts, over those of the target: median and range of alternating
+    turns."""
     for record in found["records"]:
         for row in record.get("quality", ()):
             yield from flatten(study, row["task"], row["method"], row["n"], row)
@@ -115,13 +116,15 @@ def _speed(study: str, found: Row) -> Iterator[Figure]:
             drafted = f", {record['num_assistant_tokens']} draft tokens" if "num_assistant_tokens" in record else ""
             reference = part["methods"]["target"]["turns"]
             for method, timed in part["methods"].items():
-                ratios = [
-                    turn["tokens"] / turn["seconds"] / (plain["tokens"] / plain["seconds"])
-                    for turn, plain in zip(timed["turns"], reference)
-                ]
-                metric = f"speedup, batch {part['batch_size']}"
-                bounds = (min(ratios), max(ratios)) if len(ratios) > 1 else ()
-                yield Figure(study, record["task"] + drafted, method, None, metric, median(ratios), *bounds)
+                turns = list(zip(timed["turns"], reference))
+                ratios_of = {
+                    "speedup": [a["tokens"] / a["seconds"] / (b["tokens"] / b["seconds"]) for a, b in turns],
+                    "time": [a["seconds"] / b["seconds"] for a, b in turns],
+                }
+                for name, ratios in ratios_of.items():
+                    metric = f"{name}, batch {part['batch_size']}"
+                    bounds = (min(ratios), max(ratios)) if len(ratios) > 1 else ()
+                    yield Figure(study, record["task"] + drafted, method, None, metric, median(ratios), *bounds)
 
 
 def _compiled(study: str, found: Row) -> Iterator[Figure]:
@@ -164,7 +167,7 @@ def _ceiling(study: str, found: Row) -> Iterator[Figure]:
 
 def _calibration(study: str, found: Row) -> Iterator[Figure]:
     for row in found["stated"]:
-        yield from flatten(study, found["task"], f"{100 * row['max_drop']:g} points", found["calibrations"], row)
+        yield from flatten(study, found["task"], f"{100 * row['max_drop']:g}", found["calibrations"], row)
 
 
 def _costs(study: str, found: Row) -> Iterator[Figure]:

@@ -49,7 +49,7 @@ def pair() -> dict[str, Table]:
                 ("diversed", "`diversed`, a trained head"),
             ),
             [ACCEPTED, PER_ROUND, quality("correct answers")],
-            "{n} prompts x 2, temperature 1, 5 draft tokens per round, 95% intervals clustered by prompt.",
+            "{n} prompts, 2 samples each, temperature 1, 5 draft tokens per round, 95% intervals clustered by prompt.",
         ),
         "transfer": Table(
             "trained on",
@@ -79,8 +79,8 @@ def pair() -> dict[str, Table]:
                 Column("mean weight", "mean_weight", number),
                 Column("effective sample size", "effective_share"),
             ],
-            "Embedded pair, math, temperature 1, {n} prompts x 2; one standard error over prompts to either side. "
-            "Data: {data}.",
+            "Embedded pair, math, temperature 1, {n} prompts, 2 samples each; one standard error over prompts to "
+            "either side. Data: {data}.",
         ),
     }
 
@@ -276,10 +276,17 @@ def _setting(name: str, title: str, suffix: str, prompts: str, label: tuple[str,
     speed = Table(
         title,
         methods("", UPSTREAM, "lossless", *RELAXED, label),
-        [_speed(suffix, 1), _speed(suffix, 8)],
+        [
+            column
+            for size in (1, 8)
+            for column in (
+                _speed(suffix, size),
+                _speed(suffix, size)._replace(header=f"time, batch size {size}", metric=f"time, batch {size}"),
+            )
+        ],
         "Relative to `generate` of transformers without a draft model at that batch size, 5 draft tokens per round, "
         "bfloat16, packed linear layers, eager, 8 prompts of MBPP, median (range) of 3 alternating runs on two "
-        "threads of a CPU. Data: {data}.",
+        "threads of a CPU. The time is that for the 8 answers, which differ in length. Data: {data}.",
     )
     forwards = Table(
         title,

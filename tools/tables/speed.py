@@ -125,6 +125,7 @@ def serving() -> dict[str, Table]:
                 Column("correct in vLLM", "quality"),
                 Column("correct by `generate`", "generate_quality"),
             ],
-            "{n} problems of the embedded math task x 2, temperature 1; 95% intervals clustered by prompt.",
+            "{n} problems of the embedded math task, 2 samples each, temperature 1; 95% intervals clustered by "
+            "prompt.",
         ),
     }
