@@ -48,7 +48,7 @@ def calibrate(options: CalibrateOptions) -> None:
     head.to(pair.target.device)
     if options.overwrite:
         remove_results(folder)
-    with preparing.resumable(folder):
+    with preparing.resumable(folder, options.overwrite):
         tested = run(
             pair,
             prompted,

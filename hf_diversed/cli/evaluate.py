@@ -67,7 +67,7 @@ def _folder(options: EvaluateOptions) -> Iterator[Path]:
             folder = options.output.with_name(options.output.name.removesuffix(".json") + ".parts")
         if options.overwrite:
             remove_results(folder)
-        with preparing.resumable(None if options.output is None else folder):
+        with preparing.resumable(None if options.output is None else folder, options.overwrite):
             yield folder
 
 

@@ -35,7 +35,7 @@ def label(options: LabelOptions) -> None:
     if options.overwrite:
         options.output.unlink(missing_ok=True)
     prompts = [row["prompt"] for row in rows]
-    with preparing.resumable(options.output):
+    with preparing.resumable(options.output, options.overwrite):
         labels = make_labels(pair, task, prompts, records, sampling, settings, options.output)
     cost, noise = float(labels.cost.mean()), labels.noise
     notes.print(f"{len(labels.cost)} labels, mean cost {cost:.4f}, noise {noise:.4f} per label", highlight=False)

@@ -227,11 +227,12 @@ def process_share(options: MeasuringOptions, **changes: Any) -> EvaluationSettin
     return settings_of(options, rank=int(os.environ.get("RANK", 0)), world_size=world_size, **changes)
 
 
-def resumable(kept: Path | None) -> AbstractContextManager[None]:
+def resumable(kept: Path | None, overwrite: bool) -> AbstractContextManager[None]:
     """On Ctrl-C print how the measurement can continue: from the finished calls in `kept`, if they are kept."""
     if kept is None:
         return terminal.interruptible("Nothing was kept; pass --output to keep finished calls.")
-    return terminal.interruptible(f"Finished calls are kept in {kept}: run the same command again to continue.")
+    how = "without --overwrite" if overwrite else "again"
+    return terminal.interruptible(f"Finished calls are kept in {kept}: run the same command {how} to continue.")
 
 
 def numbers(option: str, text: str, kind: Callable[[str], Value]) -> list[Value]:

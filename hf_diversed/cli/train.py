@@ -40,7 +40,6 @@ from hf_diversed.training.labels import load_labels
 # Options that only training on labels reads, and all that it reads.
 _LABELS_ONLY = {"labels", "kept_share", "per_token_gained"}
 _READ_WITH_LABELS = _LABELS_ONLY | {"objective", "task", "output_dir", "overwrite", "head_type", "seed"}
-_AGAIN = "Run the same command with --resume to continue from the newest complete checkpoint."
 
 
 def train(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer | None:
@@ -53,7 +52,9 @@ def train(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer | No
     if first:
         inputs = (options.target, options.draft, options.head)
         check_new_folder(folder, options.overwrite, inputs, resume=start is not None)
-    with interruptible(_AGAIN), redirect_stdout(sys.stderr):  # output of the trainer and rewards
+    how = "--resume instead of --overwrite" if options.overwrite else "--resume"
+    advice = f"Run the same command with {how} to continue from the newest complete checkpoint."
+    with interruptible(advice), redirect_stdout(sys.stderr):  # output of the trainer and rewards
         trainer = build_trainer(options, config)
         if first and options.overwrite:
             remove_earlier_run(folder)

@@ -155,6 +155,17 @@ def test_overwriting_removes_the_earlier_run(monkeypatch, used):
     assert sorted(path.name for path in used.iterdir()) == sorted(KEPT)
 
 
+@pytest.mark.parametrize(
+    ("options", "how"), [([], "with --resume to"), (["--overwrite"], "with --resume instead of --overwrite to")]
+)
+def test_interrupts_name_the_way_to_continue(monkeypatch, tmp_path, options, how):
+    """Catches advice to combine --resume with --overwrite, which is an error."""
+    monkeypatch.setattr("hf_diversed.cli.train.build_trainer", Mock(side_effect=KeyboardInterrupt))
+    result = run("train", "--task", "math", "--output-dir", tmp_path, *options)
+    assert result.exit_code == 130
+    assert f"Run the same command {how} continue" in result.stderr
+
+
 def test_caches_alone_are_no_earlier_run(monkeypatch, tmp_path):
     """Catches a run that stopped before its first checkpoint and cannot be started again with the same command."""
     trainer = Mock()
