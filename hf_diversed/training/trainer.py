@@ -18,6 +18,7 @@ from transformers.trainer_utils import IntervalStrategy
 
 from hf_diversed import _compat
 from hf_diversed.files import writing
+from hf_diversed.harness.methods import Method
 from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.prompts import check_context, encode
 from hf_diversed.harness.sampling import Sampling
@@ -36,6 +37,7 @@ from hf_diversed.training.references import ReferenceRewards
 from hf_diversed.training.rollout import Sampler
 from hf_diversed.training.run_folder import check_writable, sole_run
 from hf_diversed.training.scoring import Rows, Scorer, gathered, known, mean, merged, standard_error
+from hf_diversed.verifiers import DiversedVerifier
 
 
 logger = _compat.get_logger(__name__)
@@ -168,6 +170,9 @@ class DiversedTrainer(AtomicCheckpoints):
         self.add_callback(self.rescue)
         self._check_context("train_dataset", train_dataset)
         self._check_context("eval_dataset", eval_dataset or ())
+        if not self._fresh:  # raises for a head of another pair, before references are measured
+            prompt = encode(tokenizer, [train_dataset[0]["prompt"]])
+            self.sampler.decoder(Method("diversed", DiversedVerifier(self.model)), prompt, seed=0, max_new_tokens=2)
 
     # Rollouts and updates
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hf_diversed import DiversedHead, DiversedHeadConfig
 from hf_diversed.training import trainer as trainer_module
 from hf_diversed.training.counterfactual import FitSettings, fit_head
 from tests.tiny import EOS, calibration
@@ -309,6 +310,14 @@ def test_looked_up_drafts_have_no_hidden_states(tmp_path):
     target, _ = runs.pair()
     with pytest.raises(ValueError, match="head_features must be \"distribution\", got 'both'"):
         runs.trainer(tmp_path, models=(target, None), head_features="both")
+
+
+def test_a_head_of_another_pair_is_an_early_error(tmp_path):
+    """Catches an error that follows the measurement of all reference rewards."""
+    wide = DiversedHead(DiversedHeadConfig(target_hidden_size=7, draft_hidden_size=7, features="hidden"))
+    for draft, words in ((runs.pair()[1], "hidden size 7, got"), (None, "needs hidden states of a draft model")):
+        with pytest.raises(ValueError, match=words):
+            runs.trainer(tmp_path, models=(runs.pair()[0], draft), head=wide)
 
 
 def test_references_are_measured_once(tmp_path):
