@@ -123,8 +123,6 @@ def build_trainer(options: TrainOptions, config: DiversedConfig) -> DiversedTrai
         "unsafe_code_execution": options.unsafe_code_execution,
     }
     task = get_task(options.task, **execution)
-    if options.reward_funcs is None:
-        task.check_scoring()
     names = options.reward_funcs or [f"task:{task.name}"]
     rewards = [load_reward(name, **execution) for name in names]
     head = None if options.head is None else DiversedHead.from_pretrained(options.head)

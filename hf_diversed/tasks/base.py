@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import islice
 from typing import Any
 
@@ -36,6 +37,7 @@ class Task:
         max_new_tokens: a length that almost all references fit in.
         stop_strings: strings at which a completion of a plain prompt ends; `score` cuts there, and a decoder may stop
             there. Chat prompts do not need them.
+        scorer_modules: modules of optional packages that `score` imports.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Task:
     list_columns: tuple[str, ...] = ()
     max_new_tokens: int
     stop_strings: tuple[str, ...] = ()
+    scorer_modules: tuple[str, ...] = ()
 
     def prompt(self, record: Record) -> str:
         """Return the zero-shot prompt."""
@@ -63,6 +66,11 @@ class Task:
 
     def check_scoring(self) -> None:
         """Raise before decoding if completions cannot be scored on this machine."""
+        for module in self.scorer_modules:
+            try:
+                import_module(module)
+            except ImportError as error:
+                raise ImportError(f"task {self.name!r} is scored by {module}; install hf-diversed[train].") from error
 
     def score_batch(self, completions: Sequence[str], records: Sequence[Record]) -> list[float]:
         """Return one score per completion; completion `i` answers record `i`."""

@@ -78,6 +78,7 @@ class Summary(EmbeddedTask):
 
     name = "summary"
     metric = "rouge2"
+    scorer_modules = ("rouge_score",)
     max_new_tokens = 64
     stop_strings = ("\nArticle:",)
 

@@ -67,16 +67,17 @@ def load_reward(
     """Return the reward function for "task:gsm8k" or a dotted path. A callable is returned unchanged.
 
     Raises:
-        ValueError: if there is no such task, module or function.
+        ValueError: if there is no such task, module or function, or running code is not allowed.
+        ImportError: if the package that scores the task is not installed.
         TypeError: if the path names an object that is not callable.
     """
     if callable(spec):
         return spec
     if spec.startswith("task:"):
         name = spec.removeprefix("task:")
-        return task_reward(
-            get_task(name, allow_code_execution=allow_code_execution, unsafe_code_execution=unsafe_code_execution)
-        )
+        task = get_task(name, allow_code_execution=allow_code_execution, unsafe_code_execution=unsafe_code_execution)
+        task.check_scoring()
+        return task_reward(task)
     module, _, name = spec.rpartition(".")
     if not all(part.isidentifier() for part in spec.split(".")) or not module:
         raise ValueError(f'a reward must be "task:name" or "package.module.function", got {spec!r}.')

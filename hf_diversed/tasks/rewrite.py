@@ -16,6 +16,7 @@ class Rewrite(Task):
 
     name = "rewrite"
     metric = "rouge2"
+    scorer_modules = ("rouge_score",)
     source = HubSource("allenai/scitldr", "Abstract")
     splits = ("train", "validation", "test")
     columns = ("text|abstract|source",)

@@ -18,6 +18,7 @@ class SpecBench(Task):
 
     name = "specbench"
     metric = "reference score"
+    scorer_modules = ("rouge_score", "sacrebleu")
     splits = ("test",)
     columns = ("turns", "category")
     score_columns = ("category",)

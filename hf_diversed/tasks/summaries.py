@@ -9,6 +9,7 @@ class CnnDailyMail(Task):
 
     name = "cnndm"
     metric = "rouge2"
+    scorer_modules = ("rouge_score",)
     source = HubSource("abisee/cnn_dailymail", "3.0.0")
     splits = ("train", "validation", "test")
     columns = ("article", "highlights")
@@ -36,6 +37,7 @@ class XSum(Task):
 
     name = "xsum"
     metric = "rouge2"
+    scorer_modules = ("rouge_score",)
     source = HubSource("EdinburghNLP/xsum")
     splits = ("train", "validation", "test")
     columns = ("document", "summary")
@@ -61,6 +63,7 @@ class SciTldr(Task):
 
     name = "scitldr"
     metric = "rouge2"
+    scorer_modules = ("rouge_score",)
     source = HubSource("allenai/scitldr", "Abstract")
     splits = ("train", "validation", "test")
     columns = ("abstract|source", "tldr|target")

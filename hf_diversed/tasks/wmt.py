@@ -9,6 +9,7 @@ class Wmt(Task):
 
     name = "wmt"
     metric = "bleu"
+    scorer_modules = ("sacrebleu",)
     source = HubSource("wmt/wmt14", "de-en")
     splits = ("train", "validation", "test")
     columns = ("translation.de", "translation.en")

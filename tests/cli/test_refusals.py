@@ -86,6 +86,7 @@ REFUSED = [
     (f"{CALIBRATE} --confidence 1", "--confidence must lie between 0 and 1, got 1.0"),
     (f"{TRAIN} --target x", "--target and --draft go together"),
     (f"{TRAIN} --task code", "allow-code-execution"),
+    (f"{TRAIN} --reward-funcs task:code", "allow-code-execution"),
     (f"{TRAIN} --eval-split train", "--num-examples + --num-eval-examples must be at most"),
     (f"{TRAIN} --eval-split dev", "--eval-split of task 'math' must be one of"),
     (f"{TRAIN} --temperature 0", "temperature must be above 0"),

@@ -54,8 +54,8 @@ def test_code_rewards_run_a_batch_at_once(monkeypatch: pytest.MonkeyPatch):
         calls.append(list(programs))
         return [type("Result", (), {"passed": "return 2" in program})() for program in programs]
 
-    monkeypatch.setattr(execution, "run_programs", run_programs)
     reward = load_reward("task:humaneval", allow_code_execution=True)
+    monkeypatch.setattr(execution, "run_programs", run_programs)
     columns = {"test": ["def check(f): pass"] * 2, "entry_point": ["f", "g"]}
     completions = ["    return 2\n", "    return 3\n"]
     signatures = ["def f():\n", "def g():\n"]
@@ -76,11 +76,25 @@ def test_loads_tasks_functions_and_paths(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert load_reward("task:math")(["The answer is 3."], answer=["3"]) == [1.0]
     assert load_reward(len) is len
     with pytest.raises(ValueError, match="--allow-code-execution"):
-        load_reward("task:code")(["x"], answer=["assert x"])
-    monkeypatch.setattr(execution, "run_programs", lambda programs, tests, unsafe: [type("R", (), {"passed": unsafe})])
+        load_reward("task:code")
+
+    def run_programs(programs, tests=(), unsafe=False):
+        return [type("R", (), {"passed": unsafe})]
+
+    monkeypatch.setattr(execution, "run_programs", run_programs)
     flags = {"allow_code_execution": True, "unsafe_code_execution": True}
     assert load_reward("task:code", **flags)(["x"], answer=["assert x"]) == [1.0]
     sys.modules.pop("my_rewards", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "module"), [("summary", "rouge_score"), ("xsum", "rouge_score"), ("wmt", "sacrebleu")]
+)
+def test_a_missing_scorer_is_an_early_error(monkeypatch: pytest.MonkeyPatch, name: str, module: str):
+    """Catches a package that is missed only after completions were generated."""
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=rf"task '{name}' is scored by {module}; install hf-diversed\[train\]"):
+        load_reward(f"task:{name}")
 
 
 @pytest.mark.parametrize(
