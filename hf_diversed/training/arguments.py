@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from transformers import TrainingArguments
 
-from hf_diversed.training.settings import BASELINES, MIN_WINDOW, TrainingSettings
+from hf_diversed.training.settings import BASELINES, MIN_WINDOW, TrainingSettings, setting
 from hf_diversed.verifiers.base import check_range
 
 
@@ -45,6 +45,11 @@ class DiversedConfig(TrainingSettings, TrainingArguments):
             `load_best_model_at_end`, or gradient accumulation is enabled.
     """
 
+    dataloader_pin_memory: bool = setting(False, "Off, because batches contain text.")
+    remove_unused_columns: bool = setting(False, "Off, because rewards use the columns.")
+    metric_for_best_model: str | None = setting("objective", "Always objective.")
+    greater_is_better: bool | None = setting(True, "Always true: the objective is maximised.")
+    restore_callback_states_from_checkpoint: bool = setting(True, "On, because c is restored from the checkpoint.")
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]
 
     def set_head_defaults(self, token_features: bool) -> None:
@@ -74,6 +79,11 @@ class DiversedConfig(TrainingSettings, TrainingArguments):
             raise ValueError(
                 "acceptance_coef_init must lie between acceptance_coef_min and acceptance_coef_max, got "
                 f"{self.acceptance_coef_init!r} for [{self.acceptance_coef_min!r}, {self.acceptance_coef_max!r}]."
+            )
+        if (self.metric_for_best_model, self.greater_is_better) != ("objective", True):
+            raise ValueError(
+                f"metric_for_best_model must be objective, got {self.metric_for_best_model!r}, and greater_is_better "
+                f"True, got {self.greater_is_better!r}; leave them out."
             )
         if self.gradient_accumulation_steps != 1:
             raise ValueError(

@@ -68,11 +68,6 @@ class TrainingSettings:
     model_init_kwargs: dict | str | None = setting(None, "For loading models by name (JSON).")
     reward_weights: list[float] | None = setting(None, "One per reward; all 1 by default.")
 
-    dataloader_pin_memory: bool = setting(False, "Off, because batches contain text.")
-    remove_unused_columns: bool = setting(False, "Off, because rewards use the columns.")
     logging_steps: float = setting(4, "Updates between log entries.")
     save_steps: float = setting(40, "Updates between checkpoints, a multiple of num_iterations.")
     eval_steps: float | None = setting(40, "Updates between evaluations.")
-    metric_for_best_model: str | None = setting("objective", "A metric of the evaluation.")
-    greater_is_better: bool | None = setting(True, "The objective is maximised.")
-    restore_callback_states_from_checkpoint: bool = setting(True, "On, because c is restored from the checkpoint.")

@@ -38,6 +38,7 @@ REFUSED = [
     ("lonely baseline", {"baseline": "prompt", "num_generations": 1}, "needs num_generations of at least 2, got 1"),
     ("initial_weight", {"initial_weight": 1.0}, "`initial_weight` must lie"),
     ("nan", {"acceptance_coef": float("nan")}, "`acceptance_coef` must lie"),
+    ("metric", {"metric_for_best_model": "accuracy"}, "metric_for_best_model must be objective, got 'accuracy'"),
     ("accumulation", {"gradient_accumulation_steps": 2}, "gradient_accumulation_steps must be 1, got 2"),
     ("torn group", {"num_generations": 3}, "per_device_train_batch_size must be a multiple of num_generations=3"),
     ("end inside", {"max_steps": 5}, "max_steps must be a positive multiple of num_iterations=2, got 5"),
