@@ -230,7 +230,7 @@ class LabelOptions(ScoringOptions, DeviceOptions):
     output: Path = required("JSON Lines file for the labels; an interrupted run continues.")
     num_examples: int = option("Number of prompts; a smaller data file is used whole.", 1024)
     rejections: int = option("Largest number of labels per completion.", 3)
-    continuations: int = option("Continuations of each branch of a rejection.", 4)
+    continuations: int = option("Continuations of each branch of a rejection; always 1 at temperature 0.", 4)
     lookahead: int = option("Number of later draft tokens whose features are recorded, 0 to 16.", 4)
     agreement: bool = option(
         "Score agreement with the target's greedy answer instead of a reference; code tasks use their tests.", False

@@ -20,7 +20,7 @@ tokens, of which one is drawn. `Labels.noise` estimates the first part.
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ class LabelSettings:
 
     Args:
         rejections: largest number of rejections per completion that are labelled, chosen at random.
-        continuations: number of continuations of each branch; one is enough at temperature 0.
+        continuations: number of continuations of each branch; always 1 at temperature 0.
         lookahead: number of later draft tokens whose features are recorded.
         seed: seed of all random numbers.
         agreement: compare branches with the target's greedy completion, see `Task.agreement`, instead of with the
@@ -179,7 +179,7 @@ def make_labels(
     numbers = [number for number in range(len(batches)) if number not in (done or ())]
     if numbers:
         branches = 1 if sampling.temperature == 0 else 2  # when greedy, the completion is one of them
-        continued = branches * settings.rejections * settings.continuations
+        continued = branches * run.settings.rejections * run.settings.continuations
         count = sum(len(batches[number]) for number in numbers)
         notify(
             f"{count} completions of the target, then at most {continued} continuations of each, of half the length "
@@ -196,6 +196,8 @@ class LabelRun:
 
     def __init__(self, pair: Pair, task: Task, sampling: Sampling, settings: LabelSettings):
         settings.check_temperature(sampling.temperature)
+        if sampling.temperature == 0:  # continuations would be identical
+            settings = replace(settings, continuations=1)
         self.pair, self.task, self.sampling, self.settings = pair, task, sampling, settings
         self.decoder = Decoder(pair, sampling)
         kind = {"features": "distribution", "token_features": True, "lookahead": settings.lookahead}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 import torch
@@ -116,6 +117,16 @@ def test_branches_are_those_of_plain_greedy_decoding(pair, tmp_path):
         scores = runs.letters([pair.tokenizer.decode(ids, skip_special_tokens=True) for ids in (kept, plain)])
         assert [item["kept"], item["replaced"]] == [pytest.approx([score]) for score in scores]
         assert labels.cost[index] == pytest.approx(scores[1] - scores[0])
+
+
+def test_one_continuation_at_temperature_0(pair, tmp_path):
+    """Catches identical continuations that are decoded several times, and a noise of 0."""
+    labels = label(pair, tmp_path / "labels.jsonl", settings=TWICE, temperature=0.0)
+    assert labels.scores.shape[-1] == labels.settings["continuations"] == 1
+    assert math.isnan(labels.noise)
+    done = Letters()
+    label(pair, tmp_path / "labels.jsonl", done, TWICE, temperature=0.0)
+    assert done.seen == []
 
 
 def test_branches_share_a_cache(pair):
