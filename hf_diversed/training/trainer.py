@@ -340,7 +340,7 @@ class DiversedTrainer(AtomicCheckpoints):
         args = self.args
         references = self.scorer.references or self._stored_references()
         self.scorer.references = references
-        portion = max(1, 8 * args.generation_batch_size * args.world_size // args.reference_generations)
+        portion = max(1, 2 * args.generation_batch_size * args.world_size // args.reference_generations)
         with self._timed("reference"):
             references.measure(rows, self._reference_rewards, portion, save=self.is_world_process_zero())
 

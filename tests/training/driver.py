@@ -37,7 +37,7 @@ SETTINGS = {
     "num_examples": 10,
     "reward_funcs": "tests.training.runs.letters",
     "max_completion_length": 6,
-    "reference_generations": 8,  # two portions of eight prompts
+    "reference_generations": 2,  # two portions of eight prompts
     "eval_strategy": "steps",
     "load_best_model_at_end": True,
     "save_total_limit": 3,
