@@ -18,13 +18,11 @@ from hf_diversed.formatting import percent
 from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.head import DiversedHead
 from hf_diversed.head.pulling import CONFIG
-from hf_diversed.hub import publication, read_records
-from hf_diversed.hub.files import CARD
 
 
 def calibrate(options: CalibrateOptions) -> None:
-    """Find the lowest strictness within a tolerated quality drop. It becomes the head's default, in its configuration
-    and card. An interrupted run continues where it stopped."""
+    """Find the lowest strictness within a tolerated quality drop. It becomes the head's default, in its configuration.
+    An interrupted run continues where it stopped."""
     preparing.check_folder("HEAD", options.head)
     check_shares(options.max_quality_drop, options.confidence)
     preparing.check_one_process("calibrate")
@@ -42,8 +40,6 @@ def calibrate(options: CalibrateOptions) -> None:
     folder = options.head / "calibration" / name if options.output is None else options.output
     preparing.check_output("HEAD", options.head / CONFIG)
     preparing.check_output("--output", folder, folder=True)
-    records = read_records(options.head)
-    publication(head, records, folder=str(options.head))  # raises early if the records are invalid
     pair, prompted, examples, _ = preparing.load_prompts(options, task, None)
     head.to(pair.target.device)
     if options.overwrite:
@@ -67,11 +63,10 @@ def calibrate(options: CalibrateOptions) -> None:
         )
         notes.print(Text(sentence), soft_wrap=True)
         return
-    # The weights do not change: write configuration and card only.
+    # The weights do not change: write the configuration only.
     config = json.loads((options.head / CONFIG).read_text(encoding="utf-8"))
     found = {name: getattr(head.config, name) for name in ("strictness", "calibration")}
     write_json(options.head / CONFIG, config | found)
-    (options.head / CARD).write_bytes(publication(head, records, folder=str(options.head))[CARD])
     sentence = (
         f"The head's default strictness is now {head.config.strictness:g}: a drop of at most "
         f"{options.max_quality_drop:g} at {options.confidence:.0%} confidence."

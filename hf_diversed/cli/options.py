@@ -270,11 +270,11 @@ class EvaluateOptions(MeasuringOptions):
 class CalibrateOptions(MeasuringOptions):
     """Find the strictness of a head for a tolerated quality drop.
 
-    It becomes the head's default, in its configuration and card. An interrupted run continues where it stopped.
+    It becomes the head's default, in its configuration. An interrupted run continues where it stopped.
     """
 
     head: Path = argument(  # type: ignore[assignment]
-        "Folder of the head; the strictness is written to its configuration and card."
+        "Folder of the head; the strictness is written to its configuration."
     )
     max_quality_drop: float = option("Tolerated drop below the target alone, in units of the metric.", 0.01)
     confidence: float = option("Confidence, between 0 and 1, that the drop is at most --max-quality-drop.", 0.95)
