@@ -3,7 +3,7 @@
 import random
 import sys
 from contextlib import redirect_stdout
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from hf_diversed.cli.terminal import console, interruptible, notes
 from hf_diversed.files import write_json
 from hf_diversed.harness.pair import load_tokenizer
 from hf_diversed.head import DiversedHead
-from hf_diversed.provenance import provenance
+from hf_diversed.provenance import provenance, recorded_settings
 from hf_diversed.tasks import Task, get_task
 from hf_diversed.tasks.prompted import prompt_rows
 from hf_diversed.tasks.rewards import load_reward
@@ -56,6 +56,7 @@ def train(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer | No
     advice = f"Run the same command with {how} to continue from the newest complete checkpoint."
     with interruptible(advice), redirect_stdout(sys.stderr):  # output of the trainer and rewards
         trainer = build_trainer(options, config)
+        trainer.options = recorded_options(options)
         if first and options.overwrite:
             remove_earlier_run(folder)
         trainer.train(resume_from_checkpoint=start)
@@ -101,13 +102,25 @@ def train_on_labels(options: TrainOptions, config: DiversedConfig, path: Path) -
     if options.overwrite:
         remove_earlier_run(folder)
     head.save_pretrained(folder)
-    record = {"labels": labels.settings, "regression": report}
-    write_json(folder / "provenance.json", provenance(config.seed) | {"counterfactual": record})
+    record = {
+        "labels": labels.settings,
+        "labels_provenance": labels.provenance,
+        "fit": asdict(settings),
+        "regression": report,
+    }
+    written = {"options": recorded_options(options), "counterfactual": record}
+    write_json(folder / "provenance.json", provenance(config.seed) | written)
     notes.print(
         f"{report['num_labels']} labels of {report['num_prompts']} prompts; the regression explains "
         f"{report['r2']:.0%} of their variance on held-out prompts"
     )
     console.print(config.output_dir, markup=False, highlight=False, soft_wrap=True)
+
+
+def recorded_options(options: TrainOptions) -> dict[str, Any]:
+    """Return the options for provenance.json, without folders of this machine."""
+    values = vars(options).items()
+    return recorded_settings({name: str(value) if isinstance(value, Path) else value for name, value in values})
 
 
 def build_trainer(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer:

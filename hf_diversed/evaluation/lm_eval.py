@@ -93,6 +93,7 @@ class DiversedLM(HFLM):
             ).to(self.model.device)
             gamma = num_assistant_tokens or self.method.default_gamma
             self.options = self.method.generate_kwargs(draft.eval(), gamma)
+            self.named["num_assistant_tokens"] = gamma
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Generate task by task, for statistics per task; one process collects those of all processes."""

@@ -20,7 +20,7 @@ tokens, of which one is drawn. `Labels.noise` estimates the first part.
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,17 +100,19 @@ class Labels:
     """M labelled rejections.
 
     Attributes:
-        settings: the first line of the file.
+        settings: settings of the run, in the first line of the file.
         cost: float64 `[M]`, mean score of the replaced branch minus that of the kept branch.
         scores: float64 `[M, 2, K]`, of both branches, in the order of `BRANCHES`.
         prompt: long `[M]`, index of the prompt; labels of one prompt are dependent.
         inputs: inputs of a head by name, float32 `[M, ...]`, see `DiversedHead.forward`.
+        provenance: record of the run, in the first line of the file.
     """
 
     settings: dict[str, Any]
     scores: torch.Tensor
     prompt: torch.Tensor
     inputs: dict[str, torch.Tensor]
+    provenance: dict[str, Any] = field(default_factory=dict)
 
     @property
     def cost(self) -> torch.Tensor:
@@ -175,7 +177,8 @@ def make_labels(
     done = _read_done(path, about)
     if done is None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        append_lines(path, [{"settings": about, "provenance": provenance(settings.seed)}])  # see `_HEADER`
+        record = provenance(settings.seed, pair.target.device)
+        append_lines(path, [{"settings": about, "provenance": record}])  # see `_HEADER`
     numbers = [number for number in range(len(batches)) if number not in (done or ())]
     if numbers:
         branches = 1 if sampling.temperature == 0 else 2  # when greedy, the completion is one of them
@@ -356,6 +359,7 @@ def load_labels(path: Path) -> Labels:
             name: torch.tensor([label["inputs"][name] for label in labels], dtype=torch.float32)
             for name in labels[0]["inputs"]
         },
+        provenance=lines[0].get("provenance", {}),
     )
 
 

@@ -77,6 +77,9 @@ class DiversedTrainer(AtomicCheckpoints):
         stop_strings: strings that end a completion, in addition to EOS.
         kwargs: other arguments of `Trainer`, such as `callbacks`.
 
+    Attributes:
+        options: further settings of the run, as JSON, for provenance.json; `hf-diversed train` stores its options.
+
     Example:
         ```python
         trainer = DiversedTrainer(target, draft, reward_funcs="task:gsm8k", args=config, train_dataset=rows)
@@ -144,6 +147,7 @@ class DiversedTrainer(AtomicCheckpoints):
         self.sampler = Sampler(Pair(target, draft, tokenizer), settings)
         self.acceptance_model = TokenAcceptance() if head.needs_token else MixtureAcceptance()
         self.seconds = dict.fromkeys(("reference", "rollout", "reward", "evaluation", "save"), 0.0)
+        self.options: dict[str, Any] = {}
         self.batch: _Batch | None = None
         self._step_of_head: int | None = None  # step of the best head, once it is loaded
         self._metrics: dict[str, list[float]] = defaultdict(list)
@@ -435,6 +439,7 @@ class DiversedTrainer(AtomicCheckpoints):
         if self._continued_from is not None:
             settings = {name: value for name, value in settings.items() if name not in HEAD_OPTIONS}
         record = provenance(self.args.seed, self.sampler.pair.target.device) | {
+            "options": self.options,
             "training": recorded_settings(settings),
             "continued_from": self._continued_from,
             "rewards": self.scorer.reward.names,

@@ -72,6 +72,7 @@ def test_recipe_runs(path, folder, tmp_path):
     assert head.config.task == path.stem
     record = json.loads((tmp_path / "head" / "provenance.json").read_text())
     assert (record["training"]["top_k"], record["training"]["top_p"]) == (0, 1.0)
+    assert (record["options"]["num_examples"], record["options"]["data_file"]) == (2, "data.jsonl")
     assert not list((tmp_path / "head").rglob("training_args.bin"))
 
 

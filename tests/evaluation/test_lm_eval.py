@@ -118,6 +118,7 @@ def test_statistics_by_task(records):
 def test_a_row_stops_at_its_own_stop(records):
     """Catches rows that continue until the last one of the batch stops, and would count in the statistics."""
     lm = harness.DiversedLM(device="cpu", batch_size=4)
+    assert lm.get_model_info()["hf_diversed"]["num_assistant_tokens"] == 5  # the default is recorded
     alone = harness.DiversedLM(device="cpu", batch_size=1)
     assert [model.options["num_assistant_tokens"] for model in (lm, alone)] == [5, 5]  # not the schedule of `generate`
     # Letters that come at different places in different rows.

@@ -163,7 +163,11 @@ def test_commands_label_and_train(tmp_path):
     head = DiversedHead.from_pretrained(folder)
     assert (head.lookahead, head.target_after, head.config.task) == (2, True, "summary")
     assert head.config.base_model_digest == weights_digest(load_demo_pair().target)
-    regression = json.loads((folder / "provenance.json").read_text())["counterfactual"]["regression"]
+    record = json.loads((folder / "provenance.json").read_text())
+    assert record["options"]["labels"] == "labels.jsonl"  # without folders
+    assert record["counterfactual"]["fit"]["per_token_gained"]
+    assert record["counterfactual"]["labels_provenance"]["seed"] == 0
+    regression = record["counterfactual"]["regression"]
     assert regression["num_labels"] > 5
     assert "price_per_token" in regression
     for wrong, message in (
