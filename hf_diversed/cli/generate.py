@@ -70,7 +70,12 @@ def build_method(options: MethodOptions, device: torch.device | None = None) -> 
     method = options.method or (DEFAULT if head is None else DIVERSED)
     settings = {name: getattr(options, name, None) for name in SETTINGS}
     if method != DIVERSED:
-        if used := [name for name, value in settings.items() if value is not None]:
+        if MethodName.parse(method).name == DIVERSED:
+            raise ValueError(
+                f"--method {method}: this command needs --method diversed, with --head FOLDER_OR_HUB_ID and "
+                "--strictness."
+            )
+        if used := [name for name, value in ({"head": options.head} | settings).items() if value is not None]:
             raise ValueError(f"{', '.join(map(flag, used))} needs --method diversed, which uses a head, got {method}.")
         with naming("--method", method):
             return method, None if method == PLAIN else build_verifier(method)

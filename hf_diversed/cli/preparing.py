@@ -94,11 +94,14 @@ def check_methods(
     option: str, specs: Sequence[str], target: str | None, head: str | None, task: str, temperatures: Sequence[float]
 ) -> None:
     """Raise ValueError if a method cannot be built or run at one of the temperatures, also if its head cannot be
-    loaded."""
+    loaded, or if no method uses `head`."""
+    uses_head = [spec for spec in specs if replace(MethodName.parse(spec), strictness=None) == MethodName(DIVERSED)]
+    if head is not None and not uses_head:
+        raise ValueError(f"--head {head} is not used by {option} {','.join(specs)}; add diversed, or leave it out.")
     embedded = WEIGHTS / "heads" / task
     default_head: HeadLike | None = embedded if head is None and target is None and embedded.is_dir() else head
     for spec in specs:
-        if default_head is None and replace(MethodName.parse(spec), strictness=None) == MethodName(DIVERSED):
+        if default_head is None and spec in uses_head:
             raise ValueError(
                 f"{option} {spec} needs a head: pass --head FOLDER_OR_HUB_ID, or name it as in diversed:org/head@0.5."
             )
