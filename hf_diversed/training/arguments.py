@@ -1,5 +1,6 @@
 """Arguments of a training run; names follow TRL where it has an equivalent."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -28,6 +29,11 @@ _RANGES = (
     ("dual_learning_rate", 0.0, 1.0),
     ("clip_range", 0.0, 1.0),
 )
+# Options of the constraint, which a run with a fixed `acceptance_coef` does not use.
+_OF_CONSTRAINT = (
+    *("max_quality_drop", "acceptance_coef_init", "acceptance_coef_min", "acceptance_coef_max"),
+    *("dual_learning_rate", "dual_window", "reference_generations"),
+)
 
 
 @dataclass
@@ -42,7 +48,7 @@ class DiversedConfig(TrainingSettings, TrainingArguments):
     Raises:
         ValueError: if a value is out of range, the batch size is not a multiple of `num_generations`, a save or
             evaluation would fall between two rollouts, evaluations and checkpoints differ with
-            `load_best_model_at_end`, or gradient accumulation is enabled.
+            `load_best_model_at_end`, gradient accumulation is enabled, or an option is set that has no effect.
     """
 
     dataloader_pin_memory: bool = setting(False, "Off, because batches contain text.")
@@ -85,6 +91,9 @@ class DiversedConfig(TrainingSettings, TrainingArguments):
                 f"metric_for_best_model must be objective, got {self.metric_for_best_model!r}, and greater_is_better "
                 f"True, got {self.greater_is_better!r}; leave them out."
             )
+        self._check_ignored(["initial_weight" if self.token_features else "initial_lenience"], "token_features")
+        if not self.constrained:
+            self._check_ignored(_OF_CONSTRAINT, "acceptance_coef")
         if self.gradient_accumulation_steps != 1:
             raise ValueError(
                 f"gradient_accumulation_steps must be 1, got {self.gradient_accumulation_steps}: updates are "
@@ -118,6 +127,14 @@ class DiversedConfig(TrainingSettings, TrainingArguments):
                 f"{self.eval_steps!r}: the best head is loaded from its checkpoint."
             )
 
+    def _check_ignored(self, names: Sequence[str], option: str) -> None:
+        """Raise ValueError if an option is set that has no effect with the value of `option`."""
+        if given := _changed(self, names):
+            raise ValueError(
+                f"{', '.join(given)} cannot be set with {option}={getattr(self, option)}, where it has no effect; "
+                "leave it out."
+            )
+
     def _check_baseline(self) -> None:
         if self.baseline not in (None, *BASELINES):
             raise ValueError(f"baseline must be one of {', '.join(BASELINES)}, or None, got {self.baseline!r}.")
@@ -134,10 +151,14 @@ HEAD_OPTIONS = ("head_features", "token_features", "head_type", "initial_weight"
 
 def check_no_head_options(config: DiversedConfig) -> None:
     """Raise ValueError if an option of a new head is set."""
-    defaults = {item.name: item.default for item in fields(TrainingSettings)}
-    given = [name for name in HEAD_OPTIONS if getattr(config, name) != defaults[name]]
-    if given:
+    if given := _changed(config, HEAD_OPTIONS):
         raise ValueError(f"{', '.join(given)} can only be set for a new head, but head= was given; leave them out.")
+
+
+def _changed(config: DiversedConfig, names: Sequence[str]) -> list[str]:
+    """Return the names of the options that do not have their default."""
+    defaults = {item.name: item.default for item in fields(TrainingSettings)}
+    return [name for name in names if getattr(config, name) != defaults[name]]
 
 
 def own_settings(config: DiversedConfig) -> dict[str, Any]:

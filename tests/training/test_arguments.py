@@ -39,6 +39,17 @@ REFUSED = [
     ("initial_weight", {"initial_weight": 1.0}, "`initial_weight` must lie"),
     ("nan", {"acceptance_coef": float("nan")}, "`acceptance_coef` must lie"),
     ("metric", {"metric_for_best_model": "accuracy"}, "metric_for_best_model must be objective, got 'accuracy'"),
+    ("lenience", {"initial_lenience": 0.1}, "initial_lenience cannot be set with token_features=False, where it"),
+    (
+        "weight",
+        {"initial_weight": 0.6, "token_features": True},
+        "initial_weight cannot be set with token_features=True",
+    ),
+    (
+        "no constraint",
+        {"max_quality_drop": 0.02, "dual_window": 4096},
+        r"max_quality_drop, dual_window cannot be set with acceptance_coef=0\.3",
+    ),
     ("accumulation", {"gradient_accumulation_steps": 2}, "gradient_accumulation_steps must be 1, got 2"),
     ("torn group", {"num_generations": 3}, "per_device_train_batch_size must be a multiple of num_generations=3"),
     ("end inside", {"max_steps": 5}, "max_steps must be a positive multiple of num_iterations=2, got 5"),
