@@ -11,7 +11,7 @@ from rich.text import Text
 
 from hf_diversed import hub
 from hf_diversed.cli import preparing
-from hf_diversed.cli.options import PushOptions
+from hf_diversed.cli.options import PushOptions, flag
 from hf_diversed.cli.rendering import results_by_setting
 from hf_diversed.cli.terminal import console, notes
 from hf_diversed.head import DiversedHead
@@ -20,10 +20,19 @@ from hf_diversed.hub.markdown import one_line
 from hf_diversed.hub.records import EVALUATION, HeadRecords
 
 
+# Options that each mode does not use.
+_UNUSED = {
+    "with --info": ("repo", "output", "license", "tags", "private", "create_pr", "commit_message"),
+    "with --card-only": ("private", "revision", "create_pr", "commit_message", "token"),
+    "without --card-only": ("output",),
+}
+
+
 def push(options: PushOptions) -> None:
     """Publish a head; or write its card, or show what it is."""
     if options.card_only and options.info:
         raise ValueError("--card-only and --info are mutually exclusive; pass only one of them.")
+    _check_unused(options)
     if options.info:
         _info(options)
         return
@@ -37,6 +46,16 @@ def push(options: PushOptions) -> None:
     names = ("private", "revision", "create_pr", "token", "commit_message")
     commit = hub.push(head, records, options.repo, **{name: getattr(options, name) for name in names})
     console.print(Text(commit.pr_url or commit.commit_url), soft_wrap=True)
+
+
+def _check_unused(options: PushOptions) -> None:
+    """Raise ValueError if an option is set that has no effect."""
+    mode = "with --info" if options.info else "with --card-only" if options.card_only else "without --card-only"
+    default = PushOptions(folder=options.folder)
+    given = [name for name in _UNUSED[mode] if getattr(options, name) != getattr(default, name)]
+    if given:
+        names = ", ".join("REPO" if name == "repo" else flag(name) for name in given)
+        raise ValueError(f"{names} cannot be used {mode}; leave it out.")
 
 
 def _card(options: PushOptions) -> None:
