@@ -31,7 +31,7 @@ def calibrate(options: CalibrateOptions) -> None:
     head = DiversedHead.from_pretrained(options.head).eval()
     settings = preparing.settings_of(
         options,
-        samples_per_prompt=1 if options.temperature == 0 else options.samples_per_prompt,
+        samples_per_prompt=options.samples_per_prompt or (1 if options.temperature == 0 else 2),
         num_assistant_tokens=options.num_assistant_tokens
         or head.config.num_assistant_tokens
         or DEFAULT_NUM_ASSISTANT_TOKENS,

@@ -57,6 +57,8 @@ def demo(options: DemoOptions) -> None:
         raise ValueError(f"--engine must be one of {', '.join(ENGINES)}, got {options.engine!r}.")
     if options.model is not None and options.all:
         raise ValueError("--all compares verifiers on the embedded pair; it cannot be combined with --model.")
+    if options.all and options.engine == "compiled":
+        raise ValueError("--all needs --engine eager or both, got compiled: only one verifier is compiled.")
     show_own_warnings_only()
     sampling = Sampling(
         options.temperature,

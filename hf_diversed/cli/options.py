@@ -279,7 +279,9 @@ class CalibrateOptions(MeasuringOptions):
     max_quality_drop: float = option("Tolerated drop below the target alone, in units of the metric.", 0.01)
     confidence: float = option("Confidence, between 0 and 1, that the drop is at most --max-quality-drop.", 0.95)
     num_examples: int = option("Number of prompts.", 1000)
-    samples_per_prompt: int = option("Number of completions of each prompt.", 2)
+    samples_per_prompt: int | None = option(  # type: ignore[assignment]
+        "Number of completions of each prompt; by default 2, or 1 at temperature 0."
+    )
     num_assistant_tokens: int | None = option("Draft tokens per round; by default the head's own, or 5.")
     output: Path | None = option(
         "Folder for finished calls, so that a run can continue; by default one below HEAD/calibration."

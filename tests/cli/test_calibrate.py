@@ -2,12 +2,13 @@
 
 import json
 import shutil
+from unittest.mock import Mock
 
 import pytest
 
 from hf_diversed import load_demo_pair
 from hf_diversed.zoo.loader import WEIGHTS
-from tests.commands import succeed
+from tests.commands import refused, succeed
 
 
 @pytest.fixture
@@ -47,6 +48,15 @@ def test_writes_what_generate_uses(head):
     lines = (kept / "batches-0.jsonl").read_text()
     calibrate(head, *options)
     assert (kept / "batches-0.jsonl").read_text() == lines
+
+
+def test_samples_per_prompt(head, monkeypatch):
+    """Catches another default at temperature 0, where completions of a prompt are identical, or above."""
+    run = Mock(side_effect=ValueError("stopped"))
+    monkeypatch.setattr("hf_diversed.cli.calibrate.run", run)
+    for temperature, samples in (("0", 1), ("1", 2)):
+        refused("stopped", "calibrate", head, "--task", "math", "--num-examples", "2", "--temperature", temperature)
+        assert run.call_args.args[4].samples_per_prompt == samples
 
 
 def test_a_failure_changes_nothing(head):

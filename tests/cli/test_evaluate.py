@@ -90,7 +90,8 @@ def test_prompts_are_those_of_training(from_file, chat, shots, folder, tmp_path,
     calls = []
     monkeypatch.setattr("hf_diversed.cli.evaluate.sweep", lambda *args, **_: calls.append(args) or [])
     data = None
-    options = ["--task", "math", "--num-examples", "4", "--seed", "7", "--split", "train", "--shots", str(shots)]
+    options = ["--task", "math", "--num-examples", "4", "--seed", "7", "--shots", str(shots)]
+    options += [] if from_file else ["--split", "train"]
     if from_file:
         data = str(tmp_path / "data.jsonl")
         with open(data, "w") as file:
