@@ -49,13 +49,13 @@ def evaluate(options: EvaluateOptions) -> None:
         rows = sweep(pair, prompted, examples, parts, head=head, output=options.output)
     if not rows:
         return  # other processes are unfinished; the last one reports
+    console.print(results_by_setting(rows))
     if options.markdown is not None:
         options.markdown.parent.mkdir(parents=True, exist_ok=True)
         options.markdown.write_text(markdown_table(rows), encoding="utf-8")
     if options.plot is not None:
         for file in plots.save_quality(rows, options.plot):
             notes.print(str(file), markup=False, highlight=False, soft_wrap=True)
-    console.print(results_by_setting(rows))
 
 
 @contextmanager

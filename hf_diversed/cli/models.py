@@ -48,11 +48,11 @@ def load_pair(
     device = device or best_device()
     if target is None or draft is None:
         pair = load_demo_pair().to(device, kind if isinstance(kind, torch.dtype) else None)
-        _check_chat(pair.tokenizer, chat)
+        check_chat(pair.tokenizer, chat)
         return pair
     with naming_model("target model", target):
         tokenizer = load_tokenizer(target)
-    _check_chat(tokenizer, chat)
+    check_chat(tokenizer, chat)
     if draft != LOOKUP:
         check_together(target, draft, tokenizer)
     with naming_model("target model", target):
@@ -161,7 +161,8 @@ def without_weights(name: str) -> PreTrainedModel:
     return model
 
 
-def _check_chat(tokenizer, chat: bool) -> None:
+def check_chat(tokenizer, chat: bool) -> None:
+    """Raise ValueError if `chat` is set and the tokenizer has no chat template."""
     if chat and tokenizer.chat_template is None:
         raise ValueError(
             "chat prompts need a chat template, which the target's tokenizer lacks; name an instruction-tuned model, "

@@ -10,6 +10,7 @@ from typing import Any
 
 from hf_diversed.cli.models import (
     LOOKUP,
+    check_chat,
     check_dtype,
     check_pair,
     check_together,
@@ -33,6 +34,7 @@ from hf_diversed.tasks import Task, get_task
 from hf_diversed.tasks.prompted import prompt_rows
 from hf_diversed.tasks.rewards import load_reward
 from hf_diversed.training import DiversedConfig, DiversedTrainer
+from hf_diversed.training.arguments import check_no_head_options
 from hf_diversed.training.counterfactual import FitSettings, fit_head
 from hf_diversed.training.labels import load_labels
 
@@ -127,6 +129,8 @@ def build_trainer(options: TrainOptions, config: DiversedConfig) -> DiversedTrai
     """Load records, rewards, head and pair, and build the trainer."""
     check_pair(options.target, options.draft)
     check_dtype(options.dtype)
+    if options.head is not None:
+        check_no_head_options(config)
     if options.eval_split not in (None, "train") and (options.data_file or options.eval_data_file):
         raise ValueError(
             f"--eval-split {options.eval_split} has no effect with --data-file or --eval-data-file; leave it out."
@@ -141,7 +145,7 @@ def build_trainer(options: TrainOptions, config: DiversedConfig) -> DiversedTrai
     head = None if options.head is None else DiversedHead.from_pretrained(options.head)
     train_rows, eval_rows = load_rows(options, task, config.seed, held_out=config.eval_strategy != "no")
     return DiversedTrainer(
-        **pair_options(options.target, options.draft, options.dtype, config),
+        **pair_options(options, config),
         head=head,
         reward_funcs=rewards,
         args=config,
@@ -152,14 +156,16 @@ def build_trainer(options: TrainOptions, config: DiversedConfig) -> DiversedTrai
     )
 
 
-def pair_options(target: str | None, draft: str | None, dtype: str | None, config: Any) -> dict[str, Any]:
+def pair_options(options: TrainOptions, config: Any) -> dict[str, Any]:
     """Return target, draft and tokenizer for a trainer: those of the embedded pair, or names after checking them."""
+    target, draft, dtype = options.target, options.draft, options.dtype
     if target is None or draft is None:
-        pair = load_pair(None, None, config.device, dtype=dtype)
+        pair = load_pair(None, None, config.device, options.chat, dtype)
         return {"target": pair.target, "draft": pair.draft, "processing_class": pair.tokenizer}
     named = None if draft == LOOKUP else draft
     with naming_model("target model", target):
         tokenizer = load_tokenizer(target)
+    check_chat(tokenizer, options.chat)
     if named is not None:
         check_together(target, named, tokenizer)
     if dtype is not None:

@@ -67,6 +67,14 @@ def test_plot(tmp_path, monkeypatch):
     refused('matplotlib is not installed: pip install "hf-diversed[plot]"', *CALL, "--plot", "x.png", code=1)
 
 
+def test_the_table_is_printed_before_files_are_written(tmp_path, monkeypatch):
+    """Catches hours of results that are not shown because a file cannot be written."""
+    monkeypatch.setattr("hf_diversed.cli.evaluate.markdown_table", Mock(side_effect=OSError("full")))
+    result = run(*CALL, "--markdown", tmp_path / "all.md")
+    assert result.exit_code == 1
+    assert "static:0.5" in result.stdout
+
+
 def test_overwrite_starts_anew(tmp_path, monkeypatch):
     """Catches results of other settings that cannot be replaced, and finished batches that are kept."""
     output = ("--output", str(tmp_path / "all.json"))

@@ -101,6 +101,8 @@ REFUSED = [
     (f"{TRAIN} --eval-split train", "--num-examples + --num-eval-examples must be at most"),
     (f"{TRAIN} --eval-split dev", "--eval-split of task 'math' must be one of"),
     (f"{TRAIN} --temperature 0", "temperature must be above 0"),
+    (f"{TRAIN} --head org/head --head-type mlp", "--head-type can only be set for a new head, but --head was given"),
+    ("label --task math --output new.jsonl --lookahead 17", "--lookahead must lie in [0, 16], got 17"),
     (f"{TRAIN} --reward-funcs no.such.module", "no.such"),
     (f"{TRAIN} --config no-such-file.yaml", "--config: the file no-such-file.yaml does not exist."),
     (f"{TRAIN} --num-exmples 5", "no such option: --num-exmples; --help-all lists all."),

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 import yaml
+from transformers import AutoTokenizer
 
 from hf_diversed import DiversedHead
 from hf_diversed.cli.options import TrainOptions
@@ -165,6 +166,16 @@ def test_interrupts_name_the_way_to_continue(monkeypatch, tmp_path, options, how
     result = run("train", "--task", "math", "--output-dir", tmp_path, *options)
     assert result.exit_code == 130
     assert f"Run the same command {how} continue" in result.stderr
+
+
+def test_a_missing_chat_template_is_an_early_error(monkeypatch, tmp_path, folder):
+    """Catches an error that follows the loading of both models."""
+    tokenizer = AutoTokenizer.from_pretrained(folder / "target")
+    tokenizer.chat_template = None
+    monkeypatch.setattr("hf_diversed.cli.train.load_tokenizer", lambda name: tokenizer)
+    monkeypatch.setattr("hf_diversed.cli.train.DiversedTrainer", None)
+    pair = ["--target", folder / "target", "--draft", folder / "draft", "--use-cpu", "true"]
+    refused("chat prompts need a chat template", "train", "--task", "math", "--chat", "--output-dir", tmp_path, *pair)
 
 
 def test_caches_alone_are_no_earlier_run(monkeypatch, tmp_path):
