@@ -68,7 +68,7 @@ class MethodTable:
 def summarize(results: Results, labels: Sequence[str] | None = None) -> list[dict]:
     """Return one record per method, ready for strict JSON; values that do not exist for a method are None.
 
-    `*_ci` are two-sided 95% bounds from a bootstrap over prompts, those of `quality_drop` from `estimate_difference`.
+    `*_ci` are two-sided 95% bounds over prompts, see `Bootstrap`; those of `quality_drop` from `estimate_difference`.
     `quality_drop` is the `reference` ("target", else "lossless") minus the method on the same prompts.
     `prompts_better` and `prompts_worse` are the numbers of prompts with a higher and a lower score than the
     reference. Rates count as in `SpeculativeStats`; `relaxed_share` is per generated token; `mean_bias`, `max_bias`,
