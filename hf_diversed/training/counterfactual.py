@@ -137,7 +137,7 @@ def _new_head(labels: Labels, settings: FitSettings) -> tuple[DiversedHead, dict
     used = ["features", "token"] + ["lookahead"] * (window > 0) + ["target_after"] * target_after
     inputs = {name: inputs[name][:, :window] if name == "lookahead" else inputs[name] for name in used}
     sampling = about["sampling"]
-    pair: dict[str, Any] = {name: about.get(name) for name in ABOUT_PAIR}  # earlier files have no digests
+    pair: dict[str, Any] = {name: about[name] for name in ABOUT_PAIR}
     config = DiversedHeadConfig(
         **pair,
         task=about["task"],

@@ -332,7 +332,6 @@ class DiversedTrainer(AtomicCheckpoints):
                 "reward_weights": self.scorer.reward.weights,
                 "generations": args.reference_generations,
                 "seed": args.seed,
-                "rewards_per": "row",  # earlier files have one per prompt
                 **dataclasses.asdict(self.sampler.settings),
             },
         )

@@ -12,7 +12,7 @@ from hf_diversed.cli.training import call
 from hf_diversed.provenance import weights_digest
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.training.counterfactual import FitSettings, fit_head
-from hf_diversed.training.labels import Labels, load_labels
+from hf_diversed.training.labels import ABOUT_PAIR, Labels, load_labels
 from tests.commands import succeed
 from tests.tiny import ragged_batch, tiny_draft, tiny_model
 
@@ -29,10 +29,10 @@ def planted(cost=lambda inputs: inputs["token"][:, 0], noise: float = 0.0) -> La
     values = cost(inputs).double() + noise * torch.randn(count, generator=generator).double()
     scores = torch.stack([torch.zeros_like(values), values], dim=1)[..., None].repeat(1, 1, 2)
     sampling = {"num_assistant_tokens": 3, "temperature": 1.0}
-    about = {"task": "math", "target_hidden_size": WIDTH, "draft_hidden_size": WIDTH, "vocab_size": 64}
-    names = dict.fromkeys(("base_model_name_or_path", "assistant_model_name_or_path"))
+    sizes = {"target_hidden_size": WIDTH, "draft_hidden_size": WIDTH, "vocab_size": 64}
+    about = {"task": "math", **dict.fromkeys(ABOUT_PAIR), **sizes}
     prompt = torch.arange(PROMPTS).repeat_interleave(PER_PROMPT)
-    return Labels({**about, **names, "sampling": sampling}, scores, prompt, inputs)
+    return Labels({**about, "sampling": sampling}, scores, prompt, inputs)
 
 
 @pytest.mark.parametrize("head_type", ["linear", "mlp"])
