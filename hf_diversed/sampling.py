@@ -56,11 +56,13 @@ def draw_noise(probs: torch.Tensor) -> torch.Tensor:
     """Return the random numbers that `draw` needs for a distribution `[B, V]`.
 
     A single row gets V numbers, as in `torch.multinomial`, so that a seed gives the tokens of transformers. Each of
-    several rows gets one number, which is about thirty times cheaper.
+    several rows gets one number, which is about thirty times cheaper, in double precision: with the 2**24 numbers of
+    float32, tokens of small probability would be drawn too often or never.
     """
     if probs.shape[0] == 1:
         return torch.empty_like(probs).exponential_()
-    return torch.rand(probs.shape[0], 1, device=probs.device, dtype=probs.dtype)
+    dtype = torch.float32 if probs.device.type == "mps" else torch.float64  # MPS has no float64
+    return torch.rand(probs.shape[0], 1, device=probs.device, dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def draw(probs: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
     Args:
         probs: float `[B, V]`, non-negative.
         noise: float `[B, V]`, independent Exp(1) draws: the token with the smallest `noise / probs` is drawn; or float
-            `[B, 1]` in [0, 1), for inversion of the cumulative distribution; or None for the argmax.
+            `[B, 1]` in [0, 1), for inversion of the cumulative distribution in its dtype; or None for the argmax.
 
     Returns:
         long `[B]`. A token of probability 0 is never drawn.
@@ -106,7 +108,7 @@ def draw(probs: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
         return probs.argmax(dim=-1)
     if noise.shape == probs.shape:
         return (probs / noise).argmax(dim=-1)
-    cumulated = probs.cumsum(dim=-1)
+    cumulated = probs.cumsum(dim=-1, dtype=noise.dtype)
     # The value is in (0, total], so the first entry that reaches it exists, unless a probability is NaN.
     reached = torch.searchsorted(cumulated, (1.0 - noise) * cumulated[:, -1:]).clamp_max(probs.shape[-1] - 1)
     # A sum that is computed in parallel may increase by rounding at a token of probability 0.

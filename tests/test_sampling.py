@@ -88,11 +88,21 @@ def test_draw_by_inversion_follows_the_distribution():
 def test_draw_never_returns_a_token_of_probability_0(monkeypatch):
     """Catches a cumulative sum that rounding raises at such a token, as in a sum that is computed in parallel."""
     calls, cumsum, raised = [], torch.Tensor.cumsum, torch.tensor([0.0, 0.2, 0.0])
-    monkeypatch.setattr(torch.Tensor, "cumsum", lambda self, dim: calls.append(dim) or cumsum(self, dim) + raised)
+    monkeypatch.setattr(
+        torch.Tensor, "cumsum", lambda self, dim, dtype: calls.append(dim) or cumsum(self, dim) + raised
+    )
     grid = torch.arange(0, 1, 1 / 64)
     tokens = draw(torch.tensor([0.3, 0.0, 0.7]).expand(len(grid), -1), grid[:, None])
     assert calls
     assert set(tokens.tolist()) == {0, 2}
+
+
+def test_rare_tokens_of_a_batch_are_drawn_as_often_as_their_probability():
+    """Catches noise or a cumulative sum in float32, of which some tokens get too large a share and others none."""
+    probs = torch.tensor([1.0, *[3e-9] * 4000])
+    noise = draw_noise(probs.expand(2, -1)).new_tensor([[0.0], [2e-9], [1.1e-5]])
+    assert draw(probs.expand(3, -1), noise).tolist() == [4000, 4000, 334]
+    assert len(set((draw_noise(probs.expand(4096, -1)) * 2**24).frac().flatten().tolist())) > 4000
 
 
 def test_noise_has_the_shape_of_the_draw():

@@ -235,7 +235,7 @@ class StaticEngine(EagerEngine):
         draft_noise = [self.random_source.draft_noise(scores) for _ in range(drafted)]
         drawn = self.random_source.round_noise(scores[:, None].expand(-1, drafted + 1, -1))
         assert drawn.noise is not None
-        uniforms = drawn.noise.new_full((len(rows.ids), gamma), 0.5)
+        uniforms = scores.new_full((len(rows.ids), gamma), 0.5)
         if drawn.uniforms is not None:
             uniforms[:, :drafted] = drawn.uniforms
         filler = [torch.full_like(drawn.noise, 0.5) for _ in range(gamma - drafted)]
