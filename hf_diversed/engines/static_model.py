@@ -27,6 +27,7 @@ class Traits:
     dtype: torch.dtype
     logits_to_keep: model_facts.LogitsToKeep
     keep_hidden: bool
+    has_router: bool
     max_id: int | None
 
 
@@ -82,7 +83,8 @@ def extend(
         tokens = tokens.clamp_max(traits.max_id)
     positions = buffers.positions.gather(1, columns)
     cache = Cache(layers=layers)
-    return run_model(model, tokens, masks, positions, cache, keep, traits.logits_to_keep, traits.keep_hidden)
+    settings = traits.logits_to_keep, traits.keep_hidden, traits.has_router
+    return run_model(model, tokens, masks, positions, cache, keep, *settings)
 
 
 class StaticModel(RaggedModel):
@@ -114,6 +116,7 @@ class StaticModel(RaggedModel):
             dtype=self._dtype,
             logits_to_keep=self._logits_to_keep,
             keep_hidden=self.keep_hidden,
+            has_router=self._has_router,
             max_id=self._max_id,
         )
 

@@ -55,6 +55,14 @@ def single(inputs, row):
     return {"input_ids": inputs["input_ids"][row : row + 1, inputs["attention_mask"][row].bool()]}
 
 
+@pytest.mark.parametrize("architecture", ["qwen3_moe", "gpt_oss"])  # masks: a tensor, a dict
+def test_router_logits_are_not_computed(architecture):
+    """Catches the auxiliary loss of a mixture of experts, which cannot read the masks of ragged rows."""
+    target = tiny.tiny_model(architecture, attention="eager")
+    target.config.output_router_logits = True
+    assert_lossless(target, tiny.tiny_draft(target), tiny.ragged_batch(1, PROMPT))
+
+
 def test_lossless_greedy_is_plain_generate(pair):
     """Catches a wrong mask, position, window or cache column in one architecture: text would drift."""
     target, draft = pair
