@@ -50,6 +50,23 @@ POINTWISE_PROCESSORS = (WARPERS - {lp.TopHLogitsWarper}) | {
     lp.LogitNormalization,
 }
 
+# Processors that read the prefix of a row, but not its index or other rows; a repetition penalty may have one number
+# of ignored tokens per row.
+ROWWISE_PROCESSORS = frozenset(
+    {
+        lp.RepetitionPenaltyLogitsProcessor,
+        lp.NoRepeatNGramLogitsProcessor,
+        lp.NoBadWordsLogitsProcessor,
+        lp.SequenceBiasLogitsProcessor,
+        lp.MinLengthLogitsProcessor,
+        lp.MinNewTokensLengthLogitsProcessor,
+        lp.ForcedBOSTokenLogitsProcessor,
+        lp.ForcedEOSTokenLogitsProcessor,
+        lp.SuppressTokensAtBeginLogitsProcessor,
+        lp.ExponentialDecayLengthPenalty,
+    }
+)
+
 # Processors that call a model, count calls or are for other modalities: wrong for rows of different lengths.
 REFUSED_PROCESSORS = {
     lp.UnbatchedClassifierFreeGuidanceLogitsProcessor: "it runs the model itself, token by token (`guidance_scale`)",

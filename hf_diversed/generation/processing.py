@@ -25,13 +25,13 @@ _OUTSIDE_VOCABULARY = torch.iinfo(torch.long).max  # matches no stop string
 class BlockProcessor:
     """A `LogitsProcessorList` for blocks of positions.
 
-    Pointwise processors run over the whole block. All others may read the prefix and are called once per column with
-    every row, in the order of the list.
+    Pointwise processors run over the whole block. All others may read the prefix and are called once per column, in
+    the order of the list: `ROWWISE_PROCESSORS` with the rows that have a position, others with every row.
     """
 
     def __init__(self, processors: Iterable[LogitsProcessor]):
         self.processors = list(processors)
-        # Whether some processor is not pointwise, and so is called once per column with every row.
+        # Whether some processor is not pointwise, and so is called once per column.
         self.reads_prefix = any(type(each) not in _compat.POINTWISE_PROCESSORS for each in self.processors)
 
     def __call__(self, rows: RaggedRows, scores: torch.Tensor, offset: int, counts: PerRow) -> torch.Tensor:
@@ -56,15 +56,33 @@ class BlockProcessor:
             [column if end is None else min(column, end) for column, end in zip(reached, rows.ends)],
             torch.minimum(starts.device + (counts.device - 1).clamp_min(0), rows.ends_device),
         )
-        columns = sorted({start + k for start, count in zip(starts.host, counts.host) for k in range(count)})
-        for column in columns:
-            steps = column - starts.device
+        rows_at: dict[int, list[int]] = {}
+        for row, (start, count) in enumerate(zip(starts.host, counts.host)):
+            for column in range(start, start + count):
+                rows_at.setdefault(column, []).append(row)
+        takes_any_rows = type(processor) in _compat.ROWWISE_PROCESSORS
+        for column, present in sorted(rows_at.items()):
+            ids, steps = rows.drafted_view(column, valid), column - starts.device
+            # Indexing copies: a processor may modify its input in place.
+            if takes_any_rows and len(present) < len(ids):
+                index = torch.tensor(present, device=scores.device)
+                at = index, steps[index]
+                result[at] = _for_rows(processor, index)(ids[index], scores[at]).to(result.dtype)
+                continue
             has_position = ((steps >= 0) & (steps < counts.device))[:, None]
             at = rows.row_index, steps.clamp(0, scores.shape[1] - 1)
-            # Indexing copies: a processor may modify its input in place.
-            processed = processor(rows.drafted_view(column, valid), scores[at])
+            processed = processor(ids, scores[at])
             result[at] = torch.where(has_position, processed.to(result.dtype), result[at])
         return result
+
+
+def _for_rows(processor: LogitsProcessor, index: torch.Tensor) -> LogitsProcessor:
+    """Return a processor of `ROWWISE_PROCESSORS` for the rows of a batch with these indices, long `[R]`."""
+    ignored = getattr(processor, "prompt_ignore_length", None)  # padding, which the repetition penalty leaves out
+    if isinstance(ignored, torch.Tensor):
+        processor = copy.copy(processor)
+        processor.prompt_ignore_length = ignored.to(index.device)[index]
+    return processor
 
 
 def run_in_order(

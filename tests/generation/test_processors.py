@@ -141,6 +141,25 @@ def test_ragged_lossless_is_plain_generate(pair, kwargs):
     assert ours.stats.num_drafted > 0
 
 
+def test_processors_receive_the_rows_that_have_a_position(pair, monkeypatch):
+    """Catches all rows that are processed at every column, and settings of another row."""
+    sizes, call = [], lp.RepetitionPenaltyLogitsProcessor.__call__
+
+    def recording(self, input_ids, scores):
+        sizes.append(len(scores))
+        return call(self, input_ids, scores)
+
+    monkeypatch.setattr(lp.RepetitionPenaltyLogitsProcessor, "__call__", recording)
+    inputs = tiny.ragged_batch(4, PROMPT)
+    plain = run(pair[0], inputs, repetition_penalty=1.8)
+    assert set(sizes) == {4}
+    sizes.clear()
+    ours = relaxed(pair, inputs, repetition_penalty=1.8)
+    assert torch.equal(ours.sequences, plain.sequences)
+    assert min(sizes) == 1
+    assert sum(sizes) < 0.7 * 4 * len(sizes)
+
+
 @pytest.mark.parametrize("cls", _compat.REFUSED_PROCESSORS, ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("derived", [False, True], ids=["itself", "subclass"])
 def test_refused_by_name(pair, cls, derived):
