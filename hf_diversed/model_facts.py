@@ -110,6 +110,12 @@ def rotary_limit(model: PreTrainedModel) -> tuple[int, str] | None:
     return None
 
 
+def changes_frequencies(model: PreTrainedModel, max_length: int) -> bool:
+    """Whether a text of `max_length` tokens exceeds the `rotary_limit`."""
+    found = rotary_limit(model)
+    return found is not None and max_length > found[0]
+
+
 def rereads_at_rotary_limit(model: PreTrainedModel) -> bool:
     """Whether upstream's `generate` recomputes the cache at the length where the long factors start."""
     return text_config(model).model_type in ("phi3", "phimoe", "phi4_multimodal")
@@ -428,10 +434,11 @@ def _is_of_library(part: Any) -> bool:
 def recording_view(model: PreTrainedModel) -> PreTrainedModel:
     """Return a view of a model for forwards with hidden states. Upstream installs hooks for them on the view only.
 
-    On the model itself the hooks would remain after the call and prevent pickling. If a forward is bound to an
-    instance (torch.compile, accelerate), a view would still run the original modules, so the model is returned.
+    On the model itself the hooks would remain after the call and prevent pickling. The model itself is returned if a
+    forward is bound to an instance (torch.compile, accelerate), as a view would still run the original modules, and if
+    it has code of the user, such as a hook that compares its module with those of the model.
     """
-    if any("forward" in vars(module) for module in model.modules()):
+    if any("forward" in vars(module) for module in model.modules()) or not is_library_code(model):
         return model
     return _view(model)
 

@@ -242,8 +242,11 @@ def plan(request: Request) -> Plan:
         stops=stops,
         recorder=Recorder(rows.prompt_length, verifier, sampled, request.streamer, requested),
         may_compact=not (needs_all_rows or requested - {"records"}),
-        # A dynamic rotary embedding would keep an inference tensor after the call.
-        uses_inference_mode=parts.only_library_code and engine.may_use_inference_mode and engine.rotary_limit is None,
+        # A rotary embedding whose frequencies change would keep an inference tensor after the call.
+        uses_inference_mode=parts.only_library_code
+        and engine.may_use_inference_mode
+        and engine.rotary_limit is None
+        and (draft is None or not model_facts.changes_frequencies(draft, max_length)),
     )
 
 

@@ -113,6 +113,20 @@ def test_code_in_models_that_indexes_rows(pair, install, is_draft, batch_size, m
     assert out.stats.engine == ("static" if batch_size == 4 and install is not install_hook_of_accelerate else "eager")
 
 
+@pytest.mark.parametrize("install", [install_hook, install_global_hook])
+def test_hooks_that_compare_modules(pair, install, monkeypatch):
+    """Catches a copy of the module tree, whose modules a hook does not recognise, where hidden states are kept."""
+    target, draft = map(copy.deepcopy, pair)
+    steering = {target.model.layers[0].mlp: 3.0 * torch.randn(32, generator=torch.Generator().manual_seed(0))}
+    call = {**ragged_batch(1), **GREEDY}
+    plain = target.generate(**call)
+    with install(target, lambda module, args, output: output + steering.get(module, 0.0), monkeypatch):
+        expected = target.generate(**call)
+        ours = target.generate(**call, assistant_model=draft, diversed_head=tiny_head(), diversed_strictness=1.0)
+    assert not torch.equal(expected, plain)
+    assert torch.equal(ours, expected)
+
+
 class NothingAfterEos(LogitsProcessor):
     """A grammar that forbids every token after EOS."""
 

@@ -10,7 +10,7 @@ import transformers as tf
 from hf_diversed.generation import ragged_model
 from tests import versions
 from tests.generation import sources
-from tests.tiny import PAD, VOCAB_SIZE, ragged_batch, sharpen, tiny_draft, tiny_head
+from tests.tiny import PAD, VOCAB_SIZE, ragged_batch, sharpen, tiny_draft, tiny_head, tiny_model
 
 
 LIMIT = 32
@@ -54,6 +54,13 @@ def test_lossless_decoding_is_plain_decoding_across_the_limit(kind, length):
         assert torch.equal(ours.sequences, plain)
         assert ours.stats.num_accepted > 0 or kind == "dynamic"
         assert not any(buffer.is_inference() for buffer in target.buffers())
+
+
+def test_draft_models_keep_no_inference_tensor():
+    """Catches a draft model with dynamic NTK whose buffers cannot be changed in place after the call."""
+    draft = model("dynamic", 0)
+    tiny_model().generate(**ragged_batch(1, LIMIT), assistant_model=draft, verifier="lossless", max_new_tokens=8)
+    assert not any(buffer.is_inference() for buffer in draft.buffers())
 
 
 @pytest.mark.filterwarnings("ignore:.*rotary")
