@@ -10,9 +10,9 @@ from hf_diversed.verifiers.base import Verifier
 FAULTS = (
     "",
     "the target's scores are not finite (NaN or inf) at a position that determines a token; check its weights and "
-    "dtype (float16 overflows where bfloat16 does not), and processors that forbid every token.",
+    "dtype (float16 overflows where bfloat16 does not), and processors that forbid every token or set +inf.",
     "the draft model's scores are not finite (NaN or inf) at a verified position; check its weights and dtype "
-    "(float16 overflows where bfloat16 does not), and processors that forbid every token.",
+    "(float16 overflows where bfloat16 does not), and processors that forbid every token or set +inf.",
     "{verifier} returned an acceptance probability or a distribution that is not finite, although both models' "
     "scores are finite; check its settings, and the weights and hidden states that its head uses.",
     "{verifier} returned invalid probabilities: acceptance probabilities must lie in [0, 1], and be 0 or 1 in greedy "
