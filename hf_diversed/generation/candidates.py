@@ -6,10 +6,18 @@ row of a batch. Rounds run in eager mode.
 
 import copy
 from collections.abc import Callable
+from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, SuppressTokensLogitsProcessor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    SuppressTokensLogitsProcessor,
+)
 from transformers.generation.candidate_generator import (
     AssistantToTargetTranslator,
     AssistedCandidateGenerator,
@@ -237,15 +245,11 @@ def _other_tokenizer(request: Request, target: PreTrainedModel, max_length: int)
         "logits_processor": LogitsProcessorList(),
     }
     if config.do_sample:
-        # Upstream replaces the draft model's embeddings by pruned ones and returns their logits in another order.
-        # Without pruning, the draft model is unchanged and q is right.
-        translator = AssistantToTargetTranslator(
-            target_tokenizer, draft_tokenizer, model_facts.vocab_size(target), assistant
+        translator = _translator(
+            *(target_tokenizer, len(target_tokenizer), model_facts.vocab_size(target)),
+            *(draft_tokenizer, len(draft_tokenizer), model_facts.vocab_size(assistant)),
+            assistant.device,
         )
-        known, width = max(draft_tokenizer.get_vocab().values()) + 1, model_facts.vocab_size(assistant)
-        if known < width:  # padding of the output embedding, which the translator does not suppress
-            padding = SuppressTokensLogitsProcessor(list(range(known, width)), str(assistant.device))
-            translator.logits_processors = LogitsProcessorList([*(translator.logits_processors or []), padding])
         generator = UniversalSpeculativeDecodingGenerator(**common, atm_translator=translator)
     else:
         generator = AssistedCandidateGeneratorDifferentTokenizers(**common)
@@ -253,6 +257,30 @@ def _other_tokenizer(request: Request, target: PreTrainedModel, max_length: int)
     generator.assistant_generation_config.num_assistant_tokens_schedule = CONSTANT
     generator.generation_config.assistant_confidence_threshold = 0.0
     return generator
+
+
+@lru_cache(maxsize=4)  # building one iterates over both vocabularies
+def _translator(
+    target_tokenizer: PreTrainedTokenizerBase,
+    target_length: int,
+    target_size: int,
+    draft_tokenizer: PreTrainedTokenizerBase,
+    draft_length: int,
+    draft_size: int,
+    device: torch.device,
+) -> AssistantToTargetTranslator:
+    """Return the translator between two vocabularies, given by tokenizer, its length, and the width of the logits.
+
+    Upstream's own replaces the draft model's embeddings by pruned ones and returns their logits in another order.
+    Without pruning, the draft model is unchanged and q is right.
+    """
+    model = SimpleNamespace(device=device)  # without pruning, only the device is used
+    translator = AssistantToTargetTranslator(target_tokenizer, draft_tokenizer, target_size, model)  # type: ignore
+    known = max(draft_tokenizer.get_vocab().values()) + 1
+    if known < draft_size:  # padding of the output embedding, which the translator does not suppress
+        padding = SuppressTokensLogitsProcessor(list(range(known, draft_size)), str(device))
+        translator.logits_processors = LogitsProcessorList([*(translator.logits_processors or []), padding])
+    return translator
 
 
 class NoPositionsLeft(Exception):

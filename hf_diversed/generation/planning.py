@@ -1,5 +1,6 @@
 """One `generate` call: `plan` prepares its verifier, lengths, rows and engine, and `diversed_decoding` runs it."""
 
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -388,8 +389,10 @@ def _sources(config: GenerationConfig) -> tuple[int | None, int | None]:
 
 def _recall_drawn(request: Request, make: Callable[[], Kept]) -> Kept:
     """Return measurements of acceptance, which do not depend on the machine."""
+    assert request.verifier is not None
+    heads = [weakref.ref(part) for part in request.verifier.components() if isinstance(part, nn.Module)]
     temperature = request.config.temperature if request.config.do_sample else 0.0
-    return recall(*_pair(request), make, repr(request.verifier), temperature, *_sources(request.config))
+    return recall(*_pair(request), make, repr(request.verifier), *heads, temperature, *_sources(request.config))
 
 
 def row_temperatures(

@@ -10,6 +10,7 @@ from transformers.modeling_layers import MtpModel
 
 import hf_diversed
 from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier, _compat, model_facts
+from hf_diversed.generation import candidates
 from hf_diversed.generation.candidates import CandidateDrafter
 from hf_diversed.sampling import RandomSource
 from tests.generation import sources
@@ -430,6 +431,20 @@ def test_equal_tokenizers_draft_as_without_them():
     tokenizers = {"tokenizer": word_tokenizer(), "assistant_tokenizer": word_tokenizer()}
     out = decode((target, {"assistant_model": draft, **tokenizers}))
     assert out.stats.draft_forwards > out.stats.num_rounds
+
+
+def test_later_calls_reuse_the_translator_of_two_vocabularies(monkeypatch):
+    """Catches an iteration over both vocabularies in every call, and a translator of other vocabularies."""
+    built, translator = [], candidates.AssistantToTargetTranslator
+    monkeypatch.setattr(
+        candidates, "AssistantToTargetTranslator", lambda *args: built.append(args) or translator(*args)
+    )
+    source = sources.other_tokenizer()
+    outputs = [decode(source, **SAMPLED) for _ in range(2)]
+    assert len(built) == 1
+    assert all(out.stats.num_accepted > 0 for out in outputs)
+    decode(sources.other_tokenizer(), **SAMPLED)
+    assert len(built) == 2
 
 
 def test_the_draft_model_of_another_tokenizer_is_unchanged():

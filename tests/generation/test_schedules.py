@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hf_diversed import StaticEnsembleVerifier, record_stats
+from hf_diversed import StaticEnsembleVerifier, model_facts, record_stats
 from hf_diversed.engines import static
 from hf_diversed.engines.compiling import clear_compiled
 from hf_diversed.generation import checks, measurements
@@ -22,7 +22,7 @@ from hf_diversed.theory import ForwardTimes, best_gamma
 from hf_diversed.verifiers import build_verifier
 from tests.engines.modes import STATIC, TRACED, keep_functions_untraced
 from tests.evaluation.fakes import character_tokenizer
-from tests.tiny import Listener, ragged_batch
+from tests.tiny import Listener, ragged_batch, tiny_head
 
 
 PAIRS = [(0.9, 0.1), (0.6, 0.05), (0.8, 0.4), (0.97, 0.2)]  # acceptance, cost of a draft in target forwards
@@ -218,6 +218,18 @@ def test_measurements_outlast_a_call_with_stop_strings(pair, lengths, monkeypatc
     target.generate(**call, tokenizer=character_tokenizer())
     gc.collect()
     assert len(measurements.pairs) == 1
+
+
+def test_each_head_has_measurements_of_its_own(pair, lengths):
+    """Catches the acceptance with one head that determines the draft lengths with another head."""
+    target, draft = pair
+    call = {**ragged_batch(1), **CALL, "assistant_model": draft}
+    counts = []
+    for head in (first := tiny_head(0), tiny_head(1), first):
+        target.generate(**call, diversed_head=head)
+        (kept,) = measurements.pairs[model_facts.weak_key(target)].values()
+        counts.append(sum(isinstance(found, Survival) for found in kept.values()))
+    assert counts == [1, 2, 2]
 
 
 @pytest.mark.parametrize("drafts", [{"prompt_lookup_num_tokens": 4}, {"assistant_early_exit": 1}])
