@@ -5,6 +5,7 @@ import functools
 import inspect
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,7 +111,7 @@ def rotary_limit(model: PreTrainedModel) -> tuple[int, str] | None:
     return None
 
 
-def changes_frequencies(model: PreTrainedModel, max_length: int) -> bool:
+def changes_frequencies(model: PreTrainedModel, max_length: float) -> bool:
     """Whether a text of `max_length` tokens exceeds the `rotary_limit`."""
     found = rotary_limit(model)
     return found is not None and max_length > found[0]
@@ -391,14 +392,21 @@ def is_library_code(thing: object) -> bool:
         if isinstance(part, _FUNCTION_TYPES)
     ]
     if isinstance(thing, nn.Module):
-        parts += [*_module._global_forward_pre_hooks.values(), *_module._global_forward_hooks.values()]
+        parts += _forward_hooks(thing)
         for module in objects:
-            parts += [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
             # A replaced forward may be any callable, and accelerate leaves the previous one.
             parts += [part for name in ("forward", "_old_forward") if (part := vars(module).get(name)) is not None]
             if (hook := vars(module).get("_hf_hook")) is not None:
                 parts += [hook, *getattr(hook, "hooks", ())]
     return all(map(_is_of_library, {id(part): part for part in parts}.values()))
+
+
+def _forward_hooks(model: nn.Module) -> list[Callable]:
+    """Return the forward hooks of all modules and the global ones."""
+    hooks = [*_module._global_forward_pre_hooks.values(), *_module._global_forward_hooks.values()]
+    for module in model.modules():
+        hooks += [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    return hooks
 
 
 def class_functions(*things: object) -> list[types.FunctionType]:
@@ -436,9 +444,10 @@ def recording_view(model: PreTrainedModel) -> PreTrainedModel:
 
     On the model itself the hooks would remain after the call and prevent pickling. The model itself is returned if a
     forward is bound to an instance (torch.compile, accelerate), as a view would still run the original modules, and if
-    it has code of the user, such as a hook that compares its module with those of the model.
+    it has hooks of the user, which may compare their module with those of the model.
     """
-    if any("forward" in vars(module) for module in model.modules()) or not is_library_code(model):
+    is_bound = any("forward" in vars(module) for module in model.modules())
+    if is_bound or not all(map(_is_of_library, _forward_hooks(model))):
         return model
     return _view(model)
 

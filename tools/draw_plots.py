@@ -22,7 +22,7 @@ SOURCES = {
     "frontier-qwen-coder-mbpp": "real/qwen-coder-mbpp.json",
     "frontier-qwen-coder-gsm8k": "real/qwen-coder-gsm8k.json",
 }
-# Methods that no table beside the plots has.
+# Methods without a row in the tables next to the plots.
 LEFT_OUT = ("block:lossless", "diversed:results/real/head-mbpp", "diversed:results/real/hidden-head-mbpp")
 
 

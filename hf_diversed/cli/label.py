@@ -37,6 +37,6 @@ def label(options: LabelOptions) -> None:
     prompts = [row["prompt"] for row in rows]
     with preparing.resumable(options.output, options.overwrite):
         labels = make_labels(pair, task, prompts, records, sampling, settings, options.output)
-    cost, noise = float(labels.cost.mean()), labels.noise
-    notes.print(f"{len(labels.cost)} labels, mean cost {cost:.4f}, noise {noise:.4f} per label", highlight=False)
+    noise = f", noise {labels.noise:.4f} per label" if options.temperature > 0 else ""
+    notes.print(f"{len(labels.cost)} labels, mean cost {float(labels.cost.mean()):.4f}{noise}", highlight=False)
     console.print(str(options.output), markup=False, highlight=False, soft_wrap=True)

@@ -55,7 +55,7 @@ def _check_unused(options: PushOptions) -> None:
     given = [name for name in _UNUSED[mode] if getattr(options, name) != getattr(default, name)]
     if given:
         names = ", ".join("REPO" if name == "repo" else flag(name) for name in given)
-        raise ValueError(f"{names} cannot be used {mode}; leave it out.")
+        raise ValueError(f"not used {mode}: {names}. Leave them out.")
 
 
 def _card(options: PushOptions) -> None:

@@ -39,9 +39,10 @@ from hf_diversed.training.counterfactual import FitSettings, fit_head
 from hf_diversed.training.labels import load_labels
 
 
-# Options that only training on labels reads, and all that it reads.
+# Options that only training on labels reads, and all that it accepts.
 _LABELS_ONLY = {"labels", "kept_share", "per_token_gained"}
-_READ_WITH_LABELS = _LABELS_ONLY | {"objective", "task", "output_dir", "overwrite", "head_type", "seed"}
+_WITH_LABELS = _LABELS_ONLY | {"objective", "task", "output_dir", "overwrite", "head_type", "seed"}
+_WITH_LABELS |= {"use_cpu", "report_to", "disable_tqdm", "log_level"}
 
 
 def train(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer | None:
@@ -77,9 +78,11 @@ def labels_of(options: TrainOptions, config: DiversedConfig) -> Path | None:
         raise ValueError(
             "--objective counterfactual and --labels FILE belong together; make the file with `hf-diversed label`."
         )
-    defaults = vars(TrainOptions(task=options.task)) | vars(DiversedConfig(**TrainOptions.DEFAULTS))
+    defaults = vars(TrainOptions(task=options.task))
+    if options.labels is not None:  # a second config resets accelerate's state, which only rollouts use
+        defaults |= vars(DiversedConfig(**TrainOptions.DEFAULTS))
     changed = {name for name, value in (vars(options) | vars(config)).items() if value != defaults.get(name, value)}
-    unused = changed & _LABELS_ONLY if options.labels is None else changed - _READ_WITH_LABELS
+    unused = changed & _LABELS_ONLY if options.labels is None else changed - _WITH_LABELS
     given = [flag(item.name) for item in (*fields(options), *fields(config)) if item.name in unused]
     if given:
         raise ValueError(f"not used with --objective {options.objective}: {', '.join(given)}. Leave them out.")

@@ -259,7 +259,7 @@ def _other_tokenizer(request: Request, target: PreTrainedModel, max_length: int)
     return generator
 
 
-@lru_cache(maxsize=4)  # building one iterates over both vocabularies
+@lru_cache(maxsize=4)  # keeps their tokenizers; building one iterates over both vocabularies
 def _translator(
     target_tokenizer: PreTrainedTokenizerBase,
     target_length: int,
@@ -271,8 +271,8 @@ def _translator(
 ) -> AssistantToTargetTranslator:
     """Return the translator between two vocabularies, given by tokenizer, its length, and the width of the logits.
 
-    Upstream's own replaces the draft model's embeddings by pruned ones and returns their logits in another order.
-    Without pruning, the draft model is unchanged and q is right.
+    Upstream's `generate` prunes the draft model's embeddings and returns logits in another order. Without pruning, the
+    draft model is unchanged and q is right.
     """
     model = SimpleNamespace(device=device)  # without pruning, only the device is used
     translator = AssistantToTargetTranslator(target_tokenizer, draft_tokenizer, target_size, model)  # type: ignore

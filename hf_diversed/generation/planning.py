@@ -1,5 +1,6 @@
 """One `generate` call: `plan` prepares its verifier, lengths, rows and engine, and `diversed_decoding` runs it."""
 
+import math
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -235,6 +236,10 @@ def plan(request: Request) -> Plan:
         )
     needs_all_rows = parts.keep_rows or parts.processor.reads_prefix or stops.needs_all_rows
     is_adaptive = lengths.schedule == ADAPTIVE
+    # A rotary embedding whose frequencies change would keep an inference tensor after the call. A generator's draft
+    # model may have another tokenizer, and so another length.
+    assistant, longest = draft or request.assistant_model, math.inf if parts.generators else max_length
+    changes_buffers = assistant is not None and model_facts.changes_frequencies(assistant, longest)
     sampled = {bool(config.do_sample)} if temperatures is None else {True, False}  # some rows may be greedy
     return Plan(
         engine=engine,
@@ -243,11 +248,10 @@ def plan(request: Request) -> Plan:
         stops=stops,
         recorder=Recorder(rows.prompt_length, verifier, sampled, request.streamer, requested),
         may_compact=not (needs_all_rows or requested - {"records"}),
-        # A rotary embedding whose frequencies change would keep an inference tensor after the call.
         uses_inference_mode=parts.only_library_code
         and engine.may_use_inference_mode
         and engine.rotary_limit is None
-        and (draft is None or not model_facts.changes_frequencies(draft, max_length)),
+        and not changes_buffers,
     )
 
 

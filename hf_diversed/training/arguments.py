@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from transformers import TrainingArguments
 
-from hf_diversed.training.settings import BASELINES, MIN_WINDOW, TrainingSettings, setting
+from hf_diversed.training.settings import BASELINES, METRICS, MIN_WINDOW, TrainingSettings, setting
 from hf_diversed.verifiers.base import check_range
 
 
@@ -53,8 +53,6 @@ class DiversedConfig(TrainingSettings, TrainingArguments):
 
     dataloader_pin_memory: bool = setting(False, "Off, because batches contain text.")
     remove_unused_columns: bool = setting(False, "Off, because rewards use the columns.")
-    metric_for_best_model: str | None = setting("objective", "Always objective.")
-    greater_is_better: bool | None = setting(True, "Always true: the objective is maximised.")
     restore_callback_states_from_checkpoint: bool = setting(True, "On, because c is restored from the checkpoint.")
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]
 
@@ -86,10 +84,9 @@ class DiversedConfig(TrainingSettings, TrainingArguments):
                 "acceptance_coef_init must lie between acceptance_coef_min and acceptance_coef_max, got "
                 f"{self.acceptance_coef_init!r} for [{self.acceptance_coef_min!r}, {self.acceptance_coef_max!r}]."
             )
-        if (self.metric_for_best_model, self.greater_is_better) != ("objective", True):
+        if (self.metric_for_best_model or "").removeprefix("eval_") not in METRICS:
             raise ValueError(
-                f"metric_for_best_model must be objective, got {self.metric_for_best_model!r}, and greater_is_better "
-                f"True, got {self.greater_is_better!r}; leave them out."
+                f"metric_for_best_model must be one of {', '.join(METRICS)}, got {self.metric_for_best_model!r}."
             )
         self._check_ignored(["initial_weight" if self.token_features else "initial_lenience"], "token_features")
         if not self.constrained:
@@ -130,10 +127,7 @@ class DiversedConfig(TrainingSettings, TrainingArguments):
     def _check_ignored(self, names: Sequence[str], option: str) -> None:
         """Raise ValueError if an option is set that has no effect with the value of `option`."""
         if given := _changed(self, names):
-            raise ValueError(
-                f"{', '.join(given)} cannot be set with {option}={getattr(self, option)}, where it has no effect; "
-                "leave it out."
-            )
+            raise ValueError(f"not used with {option}={getattr(self, option)}: {', '.join(given)}. Leave them out.")
 
     def _check_baseline(self) -> None:
         if self.baseline not in (None, *BASELINES):

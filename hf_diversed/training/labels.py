@@ -42,7 +42,7 @@ from hf_diversed.outputs import SOURCES
 from hf_diversed.provenance import data_digest, model_digest, provenance
 from hf_diversed.tasks import Record, Task
 from hf_diversed.verifiers import DiversedVerifier
-from hf_diversed.verifiers.base import check_range
+from hf_diversed.verifiers.base import check_count, check_range
 from hf_diversed.verifiers.mixture import Weights
 
 
@@ -83,8 +83,9 @@ class LabelSettings:
     agreement: bool = False
 
     def __post_init__(self) -> None:
-        for name, low, high in (("rejections", 1, math.inf), ("continuations", 1, math.inf), ("lookahead", 0, 16)):
-            check_range(name, getattr(self, name), low, high)
+        for name in ("rejections", "continuations"):
+            check_count(name, getattr(self, name))
+        check_range("lookahead", self.lookahead, 0, 16)
 
     def check_temperature(self, temperature: float) -> None:
         """Raise ValueError if the target's answer, with which branches are compared, would be a random one."""

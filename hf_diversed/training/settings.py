@@ -5,6 +5,7 @@ from typing import Any
 
 
 BASELINES = ("batch", "prompt")
+METRICS = ("objective", "reward", "acceptance_rate", "block_efficiency")
 MIN_WINDOW = 2000
 
 
@@ -15,7 +16,7 @@ def setting(default: Any, help: str) -> Any:
 
 @dataclass
 class TrainingSettings:
-    """The fields that `DiversedConfig` adds to `TrainingArguments`, and those whose default it changes."""
+    """The fields that `DiversedConfig` adds to `TrainingArguments`, and the usual ones whose default it changes."""
 
     per_device_train_batch_size: int = setting(256, "Rollouts per device and update.")
     generation_batch_size: int = setting(128, "Rows decoded together, in training.")
@@ -71,3 +72,5 @@ class TrainingSettings:
     logging_steps: float = setting(4, "Updates between log entries.")
     save_steps: float = setting(40, "Updates between checkpoints, a multiple of num_iterations.")
     eval_steps: float | None = setting(40, "Updates between evaluations.")
+    metric_for_best_model: str | None = setting("objective", f"Metric of the evaluation: {', '.join(METRICS)}.")
+    greater_is_better: bool | None = setting(True, "Whether a larger value of the metric is better.")

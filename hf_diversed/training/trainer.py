@@ -208,7 +208,8 @@ class DiversedTrainer(AtomicCheckpoints):
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
             self._step_of_head = self.state.best_global_step
         best = self.state.best_metric
-        if self.args.constrained and best is not None and best <= 0:
+        by_objective = self.args.metric_for_best_model in ("objective", "eval_objective")
+        if self.args.constrained and by_objective and best is not None and best <= 0:
             logger.warning(
                 f"no head kept the drop plus its standard error within max_quality_drop={self.args.max_quality_drop} "
                 f"on evaluation prompts; the smallest was {-best:.4f}. Train longer, on more prompts, or increase the "

@@ -56,10 +56,13 @@ def test_lossless_decoding_is_plain_decoding_across_the_limit(kind, length):
         assert not any(buffer.is_inference() for buffer in target.buffers())
 
 
-def test_draft_models_keep_no_inference_tensor():
+@pytest.mark.parametrize("has_own_tokenizer", [False, True])
+def test_draft_models_keep_no_inference_tensor(has_own_tokenizer):
     """Catches a draft model with dynamic NTK whose buffers cannot be changed in place after the call."""
-    draft = model("dynamic", 0)
-    tiny_model().generate(**ragged_batch(1, LIMIT), assistant_model=draft, verifier="lossless", max_new_tokens=8)
+    target, call = sources.other_tokenizer() if has_own_tokenizer else (tiny_model(), {})
+    call |= {"assistant_model": (draft := model("dynamic", 0)), "verifier": "lossless"}
+    out = target.generate(ragged_batch(1, LIMIT)["input_ids"], **call, max_new_tokens=8, return_dict_in_generate=True)
+    assert out.stats.num_drafted > 0
     assert not any(buffer.is_inference() for buffer in draft.buffers())
 
 

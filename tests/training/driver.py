@@ -40,6 +40,7 @@ SETTINGS = {
     "reference_generations": 2,  # two portions of eight prompts
     "eval_strategy": "steps",
     "load_best_model_at_end": True,
+    "metric_for_best_model": "reward",  # keeps changing hands
     "save_total_limit": 3,
     "token_features": True,  # the kind of head that has more to keep: where it starts, and a baseline by prompt
     "learning_rate": 0.3,

@@ -9,7 +9,7 @@ from tests.training import runs
 
 
 STEPS = 6
-EVALUATED = {"eval_strategy": "steps", "load_best_model_at_end": True}
+EVALUATED = {"eval_strategy": "steps", "load_best_model_at_end": True, "metric_for_best_model": "reward"}
 
 
 def trainer(folder: Path, reward=runs.letters, **settings):

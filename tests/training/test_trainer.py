@@ -254,17 +254,19 @@ def test_best_head_is_loaded_at_the_end(done):
     assert all(torch.equal(value, stored[name]) for name, value in trainer.model.state_dict().items())
 
 
-def test_warning_if_no_head_is_within_the_limit(tmp_path, monkeypatch):
-    """Catches a warning that is missing, or reports another metric, such as a reward of 0."""
+@pytest.mark.parametrize(("metric", "is_warned"), [("objective", True), ("reward", False)])
+def test_warning_if_no_head_is_within_the_limit(tmp_path, monkeypatch, metric, is_warned):
+    """Catches a warning about the drop that reports another metric, such as a reward of 0."""
     warned = []
     monkeypatch.setattr(trainer_module.logger, "warning", warned.append)
-    held_out = {"eval_dataset": runs.rows()[:2], "eval_strategy": "steps"}
+    held_out = {"eval_dataset": runs.rows()[:2], "eval_strategy": "steps", "metric_for_best_model": metric}
     trainer = runs.trainer(tmp_path, runs.zero, acceptance_coef=None, max_steps=2, **held_out)
     evaluate = trainer.evaluate
     monkeypatch.setattr(trainer, "evaluate", lambda **kwargs: evaluate(**kwargs) | {"eval_objective": -0.5})
     trainer.train()
-    (found,) = [line for line in warned if "no head kept the drop" in line]
-    assert "the smallest was 0.5000. Train longer, on more prompts" in found
+    found = [line for line in warned if "no head kept the drop" in line]
+    assert len(found) == is_warned
+    assert all("the smallest was 0.5000. Train longer, on more prompts" in line for line in found)
 
 
 # What it is given

@@ -16,6 +16,9 @@ from tools.tables.parts import (
 )
 
 
+LINEAR = "linear head, trained on token costs"
+
+
 def learning() -> dict[str, Table]:
     """Return the tables of trained heads on the embedded pair."""
     studies = [(task, f"learning-{task}", task, name) for task, name in zip(TASKS, ("accuracy", "ROUGE-2", "pass@1"))]
@@ -35,19 +38,19 @@ def learning() -> dict[str, Table]:
             ("math", "diversed", "token head, trained on rewards"),
             ("math", "mlp@0.35", "MLP head, trained on token costs, strictness 0.35"),
             ("math", "mlp@0.2", "the same head, strictness 0.2"),
-            ("math", "same_inputs@0.2", "without the rest of the block and the state, strictness 0.2"),
+            ("math", "same_inputs@0.2", f"{LINEAR}, without the block and the state, strictness 0.2"),
             ("summary", "lenience:1e-05", "`lenience:1e-05`"),
             ("summary", "diversed", "token head, trained on rewards"),
-            ("summary", "counterfactual@0.7", "linear head, trained on token costs, strictness 0.7"),
+            ("summary", "counterfactual@0.7", f"{LINEAR}, strictness 0.7"),
             ("summary", "counterfactual@0.6", "the same head, strictness 0.6"),
             ("summary", "counterfactual@0.5", "the same head, strictness 0.5"),
             ("summary", "mlp@0.55", "MLP head, trained on token costs, strictness 0.55"),
-            ("summary", "same_inputs@0.55", "without the rest of the block and the state, strictness 0.55"),
+            ("summary", "same_inputs@0.55", f"{LINEAR}, without the block and the state, strictness 0.55"),
         )
     ]
     return {
         "learning": Table(
-            "head",
+            "method",
             against,
             [
                 ACCEPTED,
