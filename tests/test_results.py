@@ -130,7 +130,7 @@ STUDIES = [
     ("gsm8k-t0", "qwen-coder-gsm8k-t0", 3),
     ("humaneval-t0", "qwen-coder-humaneval-t0", 1),
     ("mbpp-t0", "qwen-coder-mbpp-t0", 5),
-    ("mbpp-t0.7-k20-p0.8", "qwen-coder-mbpp-t0.7-k20-p0.8", 3),
+    ("mbpp-t0.7-k20-p0.8", "qwen-coder-mbpp-t0.7-k20-p0.8", 5),
     ("humaneval-t0.7-k20-p0.8", "qwen-coder-humaneval-t0.7-k20-p0.8", 1),
     ("humaneval-t0.7-k20-p0.8-second", "lossless-humaneval", 2),
     ("humaneval-t0.7-k20-p0.8-float32", "lossless-humaneval-float32", 4),
