@@ -83,7 +83,7 @@ def extend(
         tokens = tokens.clamp_max(traits.max_id)
     positions = buffers.positions.gather(1, columns)
     cache = Cache(layers=layers)
-    settings = traits.logits_to_keep, traits.keep_hidden, traits.has_router
+    settings = traits.logits_to_keep, traits.has_router, traits.keep_hidden
     return run_model(model, tokens, masks, positions, cache, keep, *settings)
 
 

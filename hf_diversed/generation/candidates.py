@@ -227,6 +227,7 @@ def _other_tokenizer(request: Request, target: PreTrainedModel, max_length: int)
     config, assistant = request.config, request.assistant_model
     target_tokenizer, draft_tokenizer = request.tokenizer, request.assistant_tokenizer
     assert assistant is not None
+    assert target_tokenizer is not None
     assert draft_tokenizer is not None
     warpers = ("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
     sampling = {name: getattr(config, name) for name in (*warpers, "top_h")}
@@ -275,7 +276,7 @@ def _translator(
     draft model is unchanged and q is right.
     """
     model = SimpleNamespace(device=device)  # without pruning, only the device is used
-    translator = AssistantToTargetTranslator(target_tokenizer, draft_tokenizer, target_size, model)  # type: ignore
+    translator = AssistantToTargetTranslator(target_tokenizer, draft_tokenizer, target_size, model)
     known = max(draft_tokenizer.get_vocab().values()) + 1
     if known < draft_size:  # padding of the output embedding, which the translator does not suppress
         padding = SuppressTokensLogitsProcessor(list(range(known, draft_size)), str(device))

@@ -238,7 +238,7 @@ def plan(request: Request) -> Plan:
     is_adaptive = lengths.schedule == ADAPTIVE
     # A rotary embedding whose frequencies change would keep an inference tensor after the call. A generator's draft
     # model may have another tokenizer, and so another length.
-    assistant, longest = draft or request.assistant_model, math.inf if parts.generators else max_length
+    assistant, longest = (request.assistant_model, math.inf) if parts.generators else (draft, max_length)
     changes_buffers = assistant is not None and model_facts.changes_frequencies(assistant, longest)
     sampled = {bool(config.do_sample)} if temperatures is None else {True, False}  # some rows may be greedy
     return Plan(

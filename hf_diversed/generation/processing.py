@@ -5,6 +5,7 @@ that form here as well, and the result is used for the rows that have a position
 """
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from threading import Lock
 from weakref import WeakKeyDictionary
@@ -56,23 +57,20 @@ class BlockProcessor:
             [column if end is None else min(column, end) for column, end in zip(reached, rows.ends)],
             torch.minimum(starts.device + (counts.device - 1).clamp_min(0), rows.ends_device),
         )
-        rows_at: dict[int, list[int]] = {}
-        for row, (start, count) in enumerate(zip(starts.host, counts.host)):
-            for column in range(start, start + count):
-                rows_at.setdefault(column, []).append(row)
+        rows_at = Counter(start + k for start, count in zip(starts.host, counts.host) for k in range(count))
         takes_any_rows = type(processor) in _compat.ROWWISE_PROCESSORS
-        for column, present in sorted(rows_at.items()):
+        for column, num_rows in sorted(rows_at.items()):
             ids, steps = rows.drafted_view(column, valid), column - starts.device
+            has_position = (steps >= 0) & (steps < counts.device)
             # Indexing copies: a processor may modify its input in place.
-            if takes_any_rows and len(present) < len(ids):
-                index = torch.tensor(present, device=scores.device)
+            if takes_any_rows and num_rows < len(ids):
+                index = has_position.int().argsort(descending=True, stable=True)[:num_rows]  # without a transfer
                 at = index, steps[index]
                 result[at] = _for_rows(processor, index)(ids[index], scores[at]).to(result.dtype)
                 continue
-            has_position = ((steps >= 0) & (steps < counts.device))[:, None]
             at = rows.row_index, steps.clamp(0, scores.shape[1] - 1)
             processed = processor(ids, scores[at])
-            result[at] = torch.where(has_position, processed.to(result.dtype), result[at])
+            result[at] = torch.where(has_position[:, None], processed.to(result.dtype), result[at])
         return result
 
 

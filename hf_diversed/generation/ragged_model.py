@@ -182,7 +182,7 @@ class RaggedModel:
         tokens = tokens.to(self.device)
         if self._max_id is not None:
             tokens = tokens.clamp_max(self._max_id)
-        settings = self._logits_to_keep, hidden, self._has_router
+        settings = self._logits_to_keep, self._has_router, hidden
         return run_model(self.model, tokens, mask, positions, self._cache, keep, *settings)
 
 
@@ -256,8 +256,8 @@ def run_model(
     cache: Cache,
     keep: int,
     logits_to_keep: model_facts.LogitsToKeep,
-    hidden: bool,
     has_router: bool,
+    hidden: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Run one forward over tokens, long `[B, Q]`. Returns logits float32 `[B, keep, V]` and, if `hidden`, states.
 
