@@ -338,8 +338,8 @@ def test_adaptive_uses_measured_costs(pair, monkeypatch):
     """Catches a call whose rule keeps the default cost, or forgets what earlier calls have verified."""
     rules, begin = [], ConfidenceRule.begin
     monkeypatch.setattr(ConfidenceRule, "begin", lambda self, limits: rules.append(self) or begin(self, limits))
-    for _ in range(4):
+    for _ in range(10):
         generate(pair, verifier="lossless", num_assistant_tokens_schedule="adaptive", max_new_tokens=40)
-    assert len({id(rule) for rule in rules}) == 4
+    assert len({id(rule) for rule in rules}) == 10
     assert len({id(rule.fit) for rule in rules}) == 1
     assert rules[-1].cost != DEFAULT_COST
