@@ -111,12 +111,6 @@ def rotary_limit(model: PreTrainedModel) -> tuple[int, str] | None:
     return None
 
 
-def changes_frequencies(model: PreTrainedModel, max_length: float) -> bool:
-    """Whether a text of `max_length` tokens exceeds the `rotary_limit`."""
-    found = rotary_limit(model)
-    return found is not None and max_length > found[0]
-
-
 def rereads_at_rotary_limit(model: PreTrainedModel) -> bool:
     """Whether upstream's `generate` recomputes the cache at the length where the long factors start."""
     return text_config(model).model_type in ("phi3", "phimoe", "phi4_multimodal")

@@ -102,6 +102,14 @@ def test_sums_of_lossless_runs():
         assert re.search(rf"\b{target} and {lossless} of {answers}( answers)? on {task}", words), task
 
 
+def test_sum_of_exact_runs_on_humaneval():
+    """Catches a run on HumanEval that was added to the table and not to the text about sampling."""
+    page = (ROOT / "docs" / "results-quality.md").read_text()
+    rows = re.findall(r"^\| HumanEval, temperature 0\.7.* \| (\d+) \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
+    answers, target, lossless = (sum(map(int, column)) for column in zip(*rows))
+    assert f"{target + lossless} of {2 * answers} answers" in page
+
+
 def test_every_public_name_is_in_the_reference():
     """Catches a name of `hf_diversed.__all__` without documentation, and a verifier without a row in its table."""
     reference, table = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("api", "verifiers"))

@@ -27,7 +27,7 @@ class Traits:
     dtype: torch.dtype
     logits_to_keep: model_facts.LogitsToKeep
     keep_hidden: bool
-    has_router: bool
+    skip_router_logits: bool
     max_id: int | None
 
 
@@ -83,7 +83,7 @@ def extend(
         tokens = tokens.clamp_max(traits.max_id)
     positions = buffers.positions.gather(1, columns)
     cache = Cache(layers=layers)
-    settings = traits.logits_to_keep, traits.has_router, traits.keep_hidden
+    settings = traits.logits_to_keep, traits.skip_router_logits, traits.keep_hidden
     return run_model(model, tokens, masks, positions, cache, keep, *settings)
 
 
@@ -116,7 +116,7 @@ class StaticModel(RaggedModel):
             dtype=self._dtype,
             logits_to_keep=self._logits_to_keep,
             keep_hidden=self.keep_hidden,
-            has_router=self._has_router,
+            skip_router_logits=self._skip_router_logits,
             max_id=self._max_id,
         )
 

@@ -322,7 +322,7 @@ class CandidateDrafter(Drafter):
     """
 
     num_forwards = 0
-    _has_no_positions_left = False  # for good: texts only become longer
+    _has_no_positions_left = False  # never reset: texts only become longer
 
     def __init__(
         self,

@@ -239,7 +239,7 @@ def plan(request: Request) -> Plan:
     # A rotary embedding whose frequencies change would keep an inference tensor after the call. A generator's draft
     # model may have another tokenizer, and so another length.
     assistant, longest = (request.assistant_model, math.inf) if parts.generators else (draft, max_length)
-    changes_buffers = assistant is not None and model_facts.changes_frequencies(assistant, longest)
+    limit = None if assistant is None else model_facts.rotary_limit(assistant)
     sampled = {bool(config.do_sample)} if temperatures is None else {True, False}  # some rows may be greedy
     return Plan(
         engine=engine,
@@ -251,7 +251,7 @@ def plan(request: Request) -> Plan:
         uses_inference_mode=parts.only_library_code
         and engine.may_use_inference_mode
         and engine.rotary_limit is None
-        and not changes_buffers,
+        and (limit is None or longest <= limit[0]),
     )
 
 

@@ -86,7 +86,7 @@ class RaggedModel:
         # With a rotary limit, the highest position of a forward determines how it rotates all keys.
         self._may_join = not (keep_rows or states) and model_facts.rotary_limit(model) is None
         self._logits_to_keep = model_facts.logits_to_keep(model)
-        self._has_router = bool(getattr(model_facts.text_config(model), "output_router_logits", False))
+        self._skip_router_logits = bool(getattr(model_facts.text_config(model), "output_router_logits", False))
 
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
         """Fill the cache with prompt ids (long `[B, N]`, N may be 0). Without `keep_rows`, equal prompts share a row.
@@ -182,7 +182,7 @@ class RaggedModel:
         tokens = tokens.to(self.device)
         if self._max_id is not None:
             tokens = tokens.clamp_max(self._max_id)
-        settings = self._logits_to_keep, self._has_router, hidden
+        settings = self._logits_to_keep, self._skip_router_logits, hidden
         return run_model(self.model, tokens, mask, positions, self._cache, keep, *settings)
 
 
@@ -256,12 +256,12 @@ def run_model(
     cache: Cache,
     keep: int,
     logits_to_keep: model_facts.LogitsToKeep,
-    has_router: bool,
+    skip_router_logits: bool,
     hidden: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Run one forward over tokens, long `[B, Q]`. Returns logits float32 `[B, keep, V]` and, if `hidden`, states.
 
-    With `has_router`, the auxiliary loss of a mixture of experts is not computed: it cannot read the masks.
+    `skip_router_logits` is for configs that request them: their auxiliary loss cannot read the masks of ragged rows.
     """
     extra: dict[str, int | bool | torch.Tensor] = {} if logits_to_keep == "all" else {"logits_to_keep": keep}
     is_slice = len(tokens) > 1 and keep < tokens.shape[1]
@@ -271,7 +271,7 @@ def run_model(
         extra["logits_to_keep"] = torch.arange(-keep, 0, device=tokens.device)
     if hidden:
         extra["output_hidden_states"] = True
-    if has_router:
+    if skip_router_logits:
         extra["output_router_logits"] = False
     outputs = model(
         input_ids=tokens,
