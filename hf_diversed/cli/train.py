@@ -37,6 +37,7 @@ from hf_diversed.training import DiversedConfig, DiversedTrainer
 from hf_diversed.training.arguments import check_no_head_options
 from hf_diversed.training.counterfactual import FitSettings, fit_head
 from hf_diversed.training.labels import load_labels
+from hf_diversed.training.run_folder import sole_run
 
 
 # Options that only training on labels reads, and all that it accepts.
@@ -60,8 +61,10 @@ def train(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer | No
     with interruptible(advice), redirect_stdout(sys.stderr):  # output of the trainer and rewards
         trainer = build_trainer(options, config)
         trainer.options = recorded_options(options)
-        if first and options.overwrite:
-            remove_earlier_run(folder)
+        if options.overwrite:
+            with sole_run(config):  # every process, as it broadcasts an error
+                if first:
+                    remove_earlier_run(folder)
         trainer.train(resume_from_checkpoint=start)
         trainer.save_model(config.output_dir)
         trainer.save_state()
@@ -104,9 +107,6 @@ def train_on_labels(options: TrainOptions, config: DiversedConfig, path: Path) -
         seed=config.seed,
     )
     head, report = fit_head(labels, settings)
-    if options.overwrite:
-        remove_earlier_run(folder)
-    head.save_pretrained(folder)
     record = {
         "labels": labels.settings,
         "labels_provenance": labels.provenance,
@@ -114,7 +114,11 @@ def train_on_labels(options: TrainOptions, config: DiversedConfig, path: Path) -
         "regression": report,
     }
     written = {"options": recorded_options(options), "counterfactual": record}
-    write_json(folder / "provenance.json", provenance(config.seed) | written)
+    with sole_run(config):
+        if options.overwrite:
+            remove_earlier_run(folder)
+        head.save_pretrained(folder)
+        write_json(folder / "provenance.json", provenance(config.seed) | written)
     notes.print(
         f"{report['num_labels']} labels of {report['num_prompts']} prompts; the regression explains "
         f"{report['r2']:.0%} of their variance on held-out prompts"

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 import yaml
+from filelock import FileLock
 from transformers import AutoTokenizer
 
 from hf_diversed import DiversedHead
@@ -15,6 +16,7 @@ from hf_diversed.cli.options import TrainOptions
 from hf_diversed.cli.train import load_rows
 from hf_diversed.cli.training import call, parse, without_debug
 from hf_diversed.tasks import get_task
+from hf_diversed.training.run_folder import LOCK
 from hf_diversed.training.settings import TrainingSettings
 from tests.commands import refused, run, succeed
 
@@ -154,7 +156,22 @@ def test_overwriting_removes_the_earlier_run(monkeypatch, used):
         call([*options, "--head", str(used / "checkpoint-8")])
     call(options)
     trainer.train.assert_called_once_with(resume_from_checkpoint=None)
-    assert sorted(path.name for path in used.iterdir()) == sorted(KEPT)
+    assert sorted(path.name for path in used.glob("[!.]*")) == sorted(KEPT)
+
+
+@pytest.mark.parametrize("objective", ["rollouts", "counterfactual"])
+def test_overwriting_a_folder_in_use_is_refused(monkeypatch, used, objective):
+    """Catches a command that removes the checkpoints of a run that is still training."""
+    monkeypatch.setattr("hf_diversed.cli.train.build_trainer", lambda arguments, config: Mock())
+    options = ["--task", "math", "--output_dir", str(used), "--overwrite"]
+    if objective == "counterfactual":
+        labels = Mock(settings={"task": "math"}, provenance={})
+        monkeypatch.setattr("hf_diversed.cli.train.load_labels", lambda path: labels)
+        monkeypatch.setattr("hf_diversed.cli.train.fit_head", lambda labels, settings: (Mock(), {}))
+        options += ["--objective", "counterfactual", "--labels", "labels.jsonl"]
+    with FileLock(used / LOCK), pytest.raises(OSError, match="another run is training in"):
+        call(options)
+    assert all((used / name).read_text() == "earlier" for name in EARLIER)
 
 
 @pytest.mark.parametrize(
