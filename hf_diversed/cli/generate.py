@@ -8,7 +8,7 @@ from hf_diversed.cli.options import GenerateOptions, MethodOptions, flag
 from hf_diversed.cli.preparing import naming
 from hf_diversed.cli.rendering import pieces_text, source_legend, stats_line
 from hf_diversed.cli.terminal import console, notes, show_own_warnings_only
-from hf_diversed.formatting import PLAIN
+from hf_diversed.formatting import LOSSLESS, PLAIN
 from hf_diversed.generation.request import resolve_verifier
 from hf_diversed.harness.decode import Decoder
 from hf_diversed.harness.methods import Method
@@ -21,9 +21,6 @@ from hf_diversed.outputs import SpeculativeStats
 from hf_diversed.token_view import Piece, PieceStreamer
 from hf_diversed.verifiers import Verifier, build_verifier
 from hf_diversed.zoo.loader import HEADS, WEIGHTS
-
-
-DEFAULT = "lenience:0.3"  # the verifier without a head
 
 
 def generate(options: GenerateOptions) -> None:
@@ -67,7 +64,7 @@ def build_method(options: MethodOptions, device: torch.device | None = None) -> 
             f"--task {options.task}: the embedded pair has heads for {', '.join(embedded)}; name one of them, or pass "
             "--method."
         )
-    method = options.method or (DEFAULT if head is None else DIVERSED)
+    method = options.method or (LOSSLESS if head is None else DIVERSED)
     settings = {name: getattr(options, name, None) for name in SETTINGS}
     if method != DIVERSED:
         if MethodName.parse(method).name == DIVERSED:

@@ -145,7 +145,7 @@ class MethodOptions(VerifierOptions, PairOptions, DeviceOptions):
     """One method of `generate` and `compile`."""
 
     method: str | None = option(
-        "target, lossless, lenience:0.3, diversed ...; by default diversed with a head, else lenience:0.3.",
+        "target, lossless, lenience:0.3, diversed ...; by default diversed with a head, else lossless.",
         also="--verifier",
     )
     task: str = option("Task whose head of the embedded pair is used.", "math")

@@ -10,6 +10,7 @@ from hf_diversed.cli.generate import build_method
 from hf_diversed.cli.models import load_pair
 from hf_diversed.cli.options import MethodOptions
 from hf_diversed.formatting import PLAIN
+from hf_diversed.verifiers import LosslessVerifier
 from tests.commands import run, succeed
 
 
@@ -74,11 +75,11 @@ def test_generated_text_is_unaltered_in_a_pipe(monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["generate", "compile"])
-def test_lenience_is_the_default_without_a_head(command, folder):
-    """Catches a baseline, static:0.7, as the default of a pair without a head."""
+def test_lossless_is_the_default_without_a_head(command, folder):
+    """Catches a default that changes the target's distribution without being asked."""
     label, verifier = build_method(MethodOptions(target=str(folder / "target"), draft=str(folder / "draft")))
-    assert (label, verifier.lenience) == ("lenience:0.3", 0.3)
-    assert "lenience:0.3" in run(command, "--help").stdout
+    assert (label, type(verifier)) == ("lossless", LosslessVerifier)
+    assert "lossless." in run(command, "--help").stdout  # the other methods are followed by commas
 
 
 def test_generate_applies_the_strictness():
