@@ -27,7 +27,6 @@ def main() -> None:
     if arguments.threads_here:
         write_json(arguments.output, _measure(arguments))
         return
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
     reports = {str(threads): _measure_apart(threads, arguments) for threads in _numbers(arguments.threads)}
     record = {
         "weight": arguments.weight,

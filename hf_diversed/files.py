@@ -42,12 +42,13 @@ def _free_space(path: Path) -> str:
 
 
 def write_json(path: Path, value: dict) -> None:
-    """Write strict JSON atomically, so that the file is never incomplete, even after a power failure. Raises
-    `WriteError` if that fails; an existing file is then unchanged."""
+    """Write strict JSON atomically, so that the file is never incomplete, even after a power failure; missing folders
+    are created. Raises `WriteError` if that fails; an existing file is then unchanged."""
     text = json.dumps(value, indent=1, allow_nan=False) + "\n"
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     with writing(path):
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             with part.open("w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()

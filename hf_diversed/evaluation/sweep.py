@@ -49,7 +49,6 @@ def sweep(
     if not all(done):
         return []
     if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
         reports = [json.loads((folder / REPORT).read_text()) for _, _, folder in parts if folder is not None]
         write_json(output, merge_reports(reports))
     return [record for records in done for record in records]

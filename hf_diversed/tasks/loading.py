@@ -78,7 +78,13 @@ def _from_hub(task: Task, split: str, n: int | None, seed: int) -> list[dict[str
         raise ImportError(
             'loading a dataset from the Hub requires the package datasets: pip install "hf-diversed[train]".'
         ) from error
-    rows = datasets.load_dataset(task.source.dataset, task.source.config, split=split)
+    try:
+        rows = datasets.load_dataset(task.source.dataset, task.source.config, split=split)
+    except RuntimeError as error:  # datasets 4 refuses repositories with a script, such as allenai/scitldr
+        raise ValueError(
+            f"{task.source.dataset} cannot be loaded from the Hub: {error}. Download its records and pass the file "
+            "(data_file, --data-file)."
+        ) from error
     where = f"{split} of {task.source.dataset}"
     # Choose indices before reading rows: some datasets have millions.
     chosen = choose(list(range(len(rows))), n, seed, where)

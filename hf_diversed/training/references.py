@@ -72,7 +72,6 @@ class ReferenceRewards:
                 self.save()
 
     def save(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         write_json(self.path, {"settings": self.settings, "rewards": self.rewards})
 
 

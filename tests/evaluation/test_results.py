@@ -64,6 +64,12 @@ def test_full_disk():
         append_lines(Path("/dev/full"), ENTRIES)
 
 
+def test_a_report_creates_its_folder(tmp_path):
+    """Catches a benchmark that fails after hours because the folder of --output does not exist."""
+    write_json(tmp_path / "a" / "b" / "report.json", {"records": []})
+    assert json.loads((tmp_path / "a" / "b" / "report.json").read_text()) == {"records": []}
+
+
 def test_full_disk_at_a_report(tmp_path, monkeypatch):
     """Catches a report that is destroyed by one that could not be written, and incomplete files that remain."""
     path = tmp_path / "report.json"

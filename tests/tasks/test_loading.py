@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import datasets
 import pytest
@@ -119,6 +120,14 @@ def test_refuses_more_records_than_the_file_has(tmp_path: Path):
     """Catches a table of 100 prompts that contains 90."""
     with pytest.raises(ValueError, match=r"`n` must be at most 2, the number of records in .*a\.jsonl, got 3"):
         load_records(get_task("gsm8k"), "test", 3, data_file=write(tmp_path / "a.jsonl", *rows(2)))
+
+
+def test_sets_with_a_script_name_the_way_out(monkeypatch: pytest.MonkeyPatch):
+    """Catches an error of `datasets` without advice; version 4 loads no repositories with scripts."""
+    message = "Dataset scripts are no longer supported, but found scitldr.py"
+    monkeypatch.setattr(datasets, "load_dataset", Mock(side_effect=RuntimeError(message)))
+    with pytest.raises(ValueError, match=r"allenai/scitldr cannot be loaded .* found scitldr\.py\..*--data-file"):
+        load_records(get_task("scitldr"), "test")
 
 
 @pytest.mark.parametrize(
