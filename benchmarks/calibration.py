@@ -21,14 +21,11 @@ from transformers.utils import logging
 
 from hf_diversed import load_demo_pair
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
-from hf_diversed.evaluation.calibration import p_value, paired_drops, rewards
+from hf_diversed.evaluation.calibration import STRICTNESSES, p_value, paired_drops, rewards
 from hf_diversed.files import write_json
 from hf_diversed.formatting import PLAIN
 from hf_diversed.provenance import module_digest, provenance
 from hf_diversed.tasks import get_task, load_records
-
-
-STRICTNESSES = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 
 
 def main() -> None:
@@ -66,7 +63,6 @@ def main() -> None:
         "provenance": provenance(arguments.seed, pair.target.device)
         | {"evaluation": results.header, "sessions": results.sessions},
     }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
     write_json(arguments.output, report)
     for record in report["stated"]:
         print(json.dumps(record))
