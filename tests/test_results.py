@@ -3,6 +3,7 @@
 import json
 from statistics import NormalDist, median
 
+import numpy as np
 import pytest
 
 from benchmarks import real_pair
@@ -15,6 +16,7 @@ from tools.tables import TABLES
 from tools.tables.parts import Column, Row, Table, below, count, number, p_value, points, rate, times
 
 
+RESULTS_PAGE = RESULTS.parent / "docs" / "results-quality.md"
 FIGURES = ("n", "acceptance_rate", "acceptance_rate_ci", "block_efficiency", "mean_tokens", "mean_rounds")
 FIGURES += ("quality", "quality_ci", "quality_drop", "quality_drop_ci", "prompts_better", "prompts_worse")
 FIGURES += ("static_gain", "static_gain_ci")
@@ -134,7 +136,7 @@ STUDIES = [
     ("humaneval-t0.7-k20-p0.8", "qwen-coder-humaneval-t0.7-k20-p0.8", 1),
     ("humaneval-t0.7-k20-p0.8-second", "lossless-humaneval", 2),
     ("humaneval-t0.7-k20-p0.8-float32", "lossless-humaneval-float32", 4),
-    ("gsm8k-t0.7-k20-p0.8", "qwen-coder-gsm8k-t0.7-k20-p0.8", 1),
+    ("gsm8k-t0.7-k20-p0.8", "qwen-coder-gsm8k-t0.7-k20-p0.8", 2),
     ("gsm8k", "lossless-gsm8k", 3),
 ]
 
@@ -207,3 +209,36 @@ def test_one_verifier_is_above_the_static_curve_after_correction():
     assert len(adjusted) == 12
     significant = [key for key, value in adjusted.items() if value < 0.05]
     assert significant == [("qwen-coder-gsm8k", "spec_cascade:token_v3:0.5")]
+
+
+def results_of(task, num_parts):
+    """Return the published scores and counters of the first parts of a study."""
+    folder = RESULTS / "real" / "batches" / task
+    return real_pair.pooled([read_results(folder / f"part-{part}") for part in range(num_parts)])
+
+
+def test_claim_about_an_earlier_version_of_the_results():
+    """Catches figures in the text that do not follow from the prompts that were published first."""
+    found = compare(results_of("mbpp-t0.7-k20-p0.8", 3), "lenience:0.3", real_pair.EXACT)
+    drop, high, low = (f"{-100 * value:.1f}" for value in (found["quality"], *found["quality_ci"]))
+    assert f"scored {drop} points ({low} to {high}) below exact decoding" in RESULTS_PAGE.read_text()
+
+
+def test_claims_about_repeated_runs():
+    """Catches standard errors in the text that do not follow from the scores of the runs on HumanEval."""
+    gains = []
+    for suffix, num_parts in (("", 1), ("-second", 2), ("-float32", 4)):
+        results = results_of(f"humaneval-t0.7-k20-p0.8{suffix}", num_parts)
+        scores = {label: np.zeros(results.header["n"]) for label in real_pair.EXACT}
+        for (label, *_), entry in results.entries.items():
+            if label in scores:
+                scores[label][entry["rows"]["prompt"]] = entry["rows"]["score"]
+        gains.append(scores["lossless"] - scores["target"])
+    page = " ".join(RESULTS_PAGE.read_text().split())
+    for runs, claim in (
+        (gains[1:], "{gain:.0f} more of {n} answers ({z:.1f} standard errors)"),
+        (gains, "{gain:.0f} more of {n} ({z:.1f})"),
+    ):
+        by_prompt = np.sum(runs, axis=0)
+        z = by_prompt.sum() / np.sqrt(len(by_prompt) * by_prompt.var(ddof=1))
+        assert claim.format(gain=by_prompt.sum(), n=np.size(runs), z=z) in page
