@@ -88,7 +88,6 @@ class DiversedTrainer(AtomicCheckpoints):
         ```
     """
 
-    _tag_names = ("diversed",)
     control: TrainerControl
 
     def __init__(
