@@ -79,7 +79,7 @@ class RaggedLayer(CacheLayerMixin):
         return self.window.visible, 0
 
     def get_seq_length(self) -> int:
-        return self.window.start
+        return self.window.start if self.is_initialized else 0  # cross-attention layers of Mllama stay empty
 
     def get_max_length(self) -> int:
         return self.limit
@@ -98,6 +98,9 @@ class RecurrentLayer(RaggedLayer, LinearAttentionLayer):
     def lazy_initialization(self, *keys_and_values, **states) -> None:
         """Upstream passes keys and values by position, and states by name."""
         (LinearAttentionLayer if states else RaggedLayer).lazy_initialization(self, *keys_and_values, **states)
+
+    def get_seq_length(self) -> int:
+        return self.window.start  # also without keys and values, as upstream asks the first layer
 
 
 class RaggedCache(Cache):

@@ -165,6 +165,11 @@ def cannot_roll_back(model: PreTrainedModel) -> str | None:
         return f"{reason}, so it cannot read a block of draft tokens after its cache; use another model."
     if config.model_type in ALIBI_MODEL_TYPES or getattr(config, "alibi", False):
         return "uses ALiBi, which needs equal row lengths; use rotary positions."
+    if getattr(config, "use_bidirectional_attention", None) in (True, "all"):  # Gemma 4's "vision" is for images only
+        return (
+            "attends to all tokens of the prompt (use_bidirectional_attention in its config), so states of earlier "
+            "tokens depend on later ones; use a causal model."
+        )
     return None
 
 

@@ -39,7 +39,7 @@ class BufferLayer(CacheLayerMixin):
 
     def __init__(self, keys: torch.Tensor | None, values: torch.Tensor | None, columns: torch.Tensor):
         self.keys, self.values, self.columns = keys, values, columns
-        self.is_initialized = True
+        self.is_initialized = keys is not None  # cross-attention and stateless layers have none
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         raise AssertionError("buffers are allocated before the first block")

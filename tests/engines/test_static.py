@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 import transformers as tf
+from transformers.models.mllama.configuration_mllama import MllamaTextConfig
 
 import hf_diversed
 from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier, diversed_decoding
@@ -28,6 +29,7 @@ from tests.tiny import (
     ARCHITECTURES,
     EAGER_ONLY,
     EOS,
+    VOCAB_SIZE,
     Listener,
     ragged_batch,
     tiny_block_head,
@@ -57,6 +59,16 @@ def test_static_shapes_change_no_token(architecture):
     for batch in batches:
         out = assert_same(pair, STATIC, batch=batch, max_new_tokens=14, num_assistant_tokens=5)
         assert out.stats.engine == "static"
+
+
+def test_layers_without_keys_and_values():
+    """Catches a layer that is taken for a filled one, such as cross-attention of Mllama without an image."""
+    sizes = {"num_hidden_layers": 3, "cross_attention_layers": [1], "num_key_value_heads": 2, "hidden_size": 32}
+    sizes |= {"num_attention_heads": 4, "intermediate_size": 48, "pad_token_id": 0, "eos_token_id": EOS}
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    config = MllamaTextConfig(vocab_size=VOCAB_SIZE, rope_parameters=rope, **sizes)
+    target = tiny_model(lambda: tf.MllamaForCausalLM(config))
+    assert assert_same((target, tiny_draft(target)), STATIC).stats.engine == "static"
 
 
 @pytest.mark.parametrize("architecture", TRACED_ARCHITECTURES)

@@ -35,6 +35,11 @@ def t5():
     return tf.T5ForConditionalGeneration(tf.T5Config(vocab_size=tiny.VOCAB_SIZE, decoder_start_token_id=0, **sizes))
 
 
+def bidirectional():
+    sizes = {"head_dim": 8, "intermediate_size": 16, "num_key_value_heads": 1}
+    return tf.GemmaForCausalLM(tf.GemmaConfig(**SMALL, **sizes, use_bidirectional_attention=True))
+
+
 def mamba():
     sizes = {"hidden_size": 16, "state_size": 4, "num_hidden_layers": 1, "vocab_size": tiny.VOCAB_SIZE}
     return tf.MambaForCausalLM(tf.MambaConfig(**sizes))
@@ -212,6 +217,7 @@ REFUSED = [
     *as_target_and_draft(kosmos2, "Kosmos2TextForCausalLM; counts positions from the padding id; use"),
     *as_target_and_draft(llama4, "Llama4ForCausalLM; chunked; use a model with full or sliding-window"),
     *as_target_and_draft(bloom, "BloomForCausalLM; ALiBi; use"),
+    *as_target_and_draft(bidirectional, "GemmaForCausalLM; use_bidirectional_attention; use a causal model"),
     *as_target_and_draft(mpt, "MptForCausalLM; ALiBi; use"),
     *as_target_and_draft(falcon_alibi, "FalconForCausalLM; ALiBi; use"),
     *as_target_and_draft(prompt_tuned, "LlamaForCausalLM; PROMPT_TUNING; LoRA"),
