@@ -466,6 +466,11 @@ def is_sharded(model: PreTrainedModel) -> bool:
     return is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)
 
 
+def is_tensor_parallel(model: PreTrainedModel) -> bool:
+    """Whether the weights are split over processes that run every forward together."""
+    return (getattr(base_model(model), "tp_size", None) or 1) > 1
+
+
 def model_name(model: PreTrainedModel) -> str:
     """Hub id or folder from which the model was loaded; empty for models created from a config."""
     return base_model(model).name_or_path

@@ -285,6 +285,12 @@ def _plan_draft_lengths(request: Request, source: str | None, has_draft_model: b
         schedule, threshold = (_stopping_setting(request, name) for name in STOPPING_SETTINGS)
     copied = 0 if assistant is None else config.prompt_lookup_num_tokens or 0
     checks.check_stopping(schedule, threshold, has_draft_model, copied > 0)
+    models = [model for model in (request.model, assistant) if model is not None]
+    if schedule == ADAPTIVE and any(map(model_facts.is_tensor_parallel, models)):
+        raise ValueError(
+            'num_assistant_tokens_schedule="adaptive" is not supported with tensor parallelism, where processes would '
+            'draft different numbers of tokens, as they measure different times; use "confidence" or "constant".'
+        )
     stopping_setting = f"{STOPPING_SETTINGS[0]}={schedule!r}" if schedule == CONFIDENCE else None
     if threshold:
         stopping_setting = f"{STOPPING_SETTINGS[1]}={threshold!r}"

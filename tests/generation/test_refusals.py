@@ -247,6 +247,11 @@ REFUSED = [
     refused(generate(assistant_model=torch.nn.Linear(2, 2)), "draft; Linear", error=TypeError),
     refused(generate(), "target; sharded; ZeRO-3; gather", patch="is_deepspeed_zero3_enabled"),
     refused(generate(), "target; sharded; FSDP; gather", patch="is_fsdp_managed_module"),
+    refused(
+        generate(num_assistant_tokens_schedule="adaptive"),
+        '"adaptive"; tensor parallelism; "confidence"',
+        patch="is_tensor_parallel",
+    ),
     # modes
     refused(generate(num_beams=3), "num_beams; got 3; must be 1"),
     refused(generate(generation_config=tf.GenerationConfig(num_beams=3, max_length=12)), "num_beams; 3"),
