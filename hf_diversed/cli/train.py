@@ -62,7 +62,7 @@ def train(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer | No
         trainer = build_trainer(options, config)
         trainer.options = recorded_options(options)
         if options.overwrite:
-            with sole_run(config):  # every process, as it broadcasts an error
+            with sole_run(config):  # in every process, as it broadcasts errors; train() locks the folder again
                 if first:
                     remove_earlier_run(folder)
         trainer.train(resume_from_checkpoint=start)
@@ -82,7 +82,7 @@ def labels_of(options: TrainOptions, config: DiversedConfig) -> Path | None:
             "--objective counterfactual and --labels FILE belong together; make the file with `hf-diversed label`."
         )
     defaults = vars(TrainOptions(task=options.task))
-    if options.labels is not None:  # a second config resets accelerate's state, which only rollouts use
+    if options.labels is not None:  # a second config resets accelerate's state, which is safe in a single process
         defaults |= vars(DiversedConfig(**TrainOptions.DEFAULTS))
     changed = {name for name, value in (vars(options) | vars(config)).items() if value != defaults.get(name, value)}
     unused = changed & _LABELS_ONLY if options.labels is None else changed - _WITH_LABELS

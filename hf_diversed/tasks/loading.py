@@ -81,6 +81,8 @@ def _from_hub(task: Task, split: str, n: int | None, seed: int) -> list[dict[str
     try:
         rows = datasets.load_dataset(task.source.dataset, task.source.config, split=split)
     except RuntimeError as error:  # datasets 4 refuses repositories with a script, such as allenai/scitldr
+        if "scripts are no longer supported" not in str(error):
+            raise
         raise ValueError(
             f"{task.source.dataset} cannot be loaded from the Hub: {error}. Download its records and pass the file "
             "(data_file, --data-file)."

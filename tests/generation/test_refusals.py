@@ -501,6 +501,14 @@ def test_refused_by_name_before_any_forward(call, words, error, patch, monkeypat
     assert not missing, f"{missing} not in: {raised.value}"
 
 
+def test_tensor_parallel_models_are_recognized():
+    """Catches a renamed attribute of transformers, after which "adaptive" is allowed again."""
+    model = bloom()
+    assert not model_facts.is_tensor_parallel(model)
+    model._tp_size = 2
+    assert model_facts.is_tensor_parallel(model)
+
+
 def test_the_valid_call_succeeds():
     """Without its invalid argument every call of the table must succeed, or the table would prove nothing."""
     with modules_run() as ran:

@@ -46,7 +46,7 @@ def speed() -> dict[str, Table]:
             [Row(title, "lossless:confidence", "draft-lengths-int4", task) for task, title in TITLES],
             [
                 OVER_UPSTREAM._replace(header="over transformers' defaults"),
-                OVER_CONSTANT._replace(header="over its best constant number"),
+                OVER_CONSTANT._replace(header="over transformers' best constant number"),
             ],
             "Temperature 1, {n} prompts per task, batch size 1, two CPU threads; medians (quartiles). The best "
             "constant number of draft tokens is the fastest of 3, 5 and 8. [Details](docs/results-speed.md).",
