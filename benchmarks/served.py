@@ -18,7 +18,6 @@ from typing import Any
 from hf_diversed.serving.vllm.http import HEADER
 
 
-CHOICES = ("static:0.5", "static:0.7", "lenience:0.3")
 STOP = ["\nQuestion:"]
 MODEL = "demo"
 _COUNTED = r"vllm:(?:spec_decode_)?num_(draft_tokens|accepted_tokens|requests_\w+ing)(?:_total)?\{[^}]*\} ([\d.e+]+)"
@@ -112,10 +111,10 @@ def start(pair: Path, folder: Path, *more: str) -> Server:
 
 
 @contextmanager
-def running(server: Server, patience: float = 1800.0) -> Iterator[Server]:
+def running(server: Server) -> Iterator[Server]:
     """Wait until a server answers, and stop it after the block."""
     try:
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + 1800.0
         while not server.answers():
             assert server.process.poll() is None, server.log.read_text()[-4000:]
             assert time.monotonic() < deadline, f"no answer yet:\n{server.log.read_text()[-4000:]}"

@@ -28,6 +28,7 @@ from hf_diversed.provenance import provenance
 
 LAYERS = (1, 2, 3)  # of the target; layer n reads hidden state n
 CHAIN = 3  # draft tokens in training
+_LEARNING_RATE = 1e-3  # maximum of the schedule
 _STEP_WEIGHT = 0.8  # of a step's loss, relative to that of the step before
 _HELD_OUT, NUM_HELD_OUT = 10**6, 8  # first batch that is not used for training, and number of such batches
 
@@ -116,12 +117,12 @@ def main(argv: list[str] | None = None) -> None:
     print(f"probability of the likeliest draft token, by step: {', '.join(f'{share:.3f}' for share in accepted)}")
 
 
-def train_head(pair: Pair, steps: int, learning_rate: float = 1e-3) -> Eagle3Head:
+def train_head(pair: Pair, steps: int) -> Eagle3Head:
     """Train a head with AdamW and a learning rate that falls to 0."""
     torch.manual_seed(0)
     head = Eagle3Head(pair.target)
-    optimizer = torch.optim.AdamW(head.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=0.1)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=_LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _LEARNING_RATE, total_steps=steps, pct_start=0.1)
     for step, batch in enumerate(islice(batches(Recipe(), "target", pair.tokenizer, 0), steps), start=1):
         losses = []
         for logits, goal, weight in _chain(head, pair.target, batch):

@@ -34,18 +34,18 @@ def main(argv: list[str] | None = None) -> None:
     path.write_text(json.dumps(record, indent=2) + "\n")
 
 
-def measure_pair(pair: Pair, recipe: Recipe, n: int, seed: int = 0) -> dict:
+def measure_pair(pair: Pair, recipe: Recipe, n: int) -> dict:
     """Measure a pair at temperature 1.
 
     Returns:
         The settings, and by task the records of `METHODS` and of "draft" alone, with `repeated_8grams`: share of the
         records' distinct word 8-grams, over prompt and completion, that the training text of either model contains.
     """
-    settings = EvaluationSettings(num_examples=n, seed=seed, batch_size=64)
+    settings = EvaluationSettings(num_examples=n, batch_size=64)
     found: dict[str, dict] = {}
     for name in TASKS:
         task = get_task(name, allow_code_execution=True)
-        records = load_records(task, "test", n, seed)
+        records = load_records(task, "test", n, settings.seed)
         rows = {row["method"]: row for row in evaluate(pair, task, records, METHODS, settings)}
         rows["draft"] = evaluate(replace(pair, target=pair.draft), task, records, ["target"], settings)[0]
         examples = [Example(**record, key="") for record in records]
@@ -54,7 +54,7 @@ def measure_pair(pair: Pair, recipe: Recipe, n: int, seed: int = 0) -> dict:
             "methods": {label: {name: row[name] for name in _FIELDS} for label, row in rows.items()},
             f"repeated_{NGRAM}grams": repeated_ngrams(examples, _training_text(recipe)),
         }
-    return {"n": n, "seed": seed, "num_assistant_tokens": settings.num_assistant_tokens, "tasks": found}
+    return {"n": n, "seed": settings.seed, "num_assistant_tokens": settings.num_assistant_tokens, "tasks": found}
 
 
 def repeated_ngrams(examples: list[Example], training: Iterable[Example]) -> float:

@@ -66,7 +66,8 @@ def _folder(options: EvaluateOptions) -> Iterator[Path]:
         if options.output is not None:
             folder = options.output.with_name(options.output.name.removesuffix(".json") + ".parts")
         if options.overwrite:
-            remove_results(folder)
+            for part in (folder, *folder.glob("*")):  # one folder per variant, if there are several
+                remove_results(part)
         with preparing.resumable(None if options.output is None else folder, options.overwrite):
             yield folder
 

@@ -91,9 +91,9 @@ def read_results(folder: Path | str, header: dict | None = None) -> Results:
 
 
 def remove_results(folder: Path | str) -> None:
-    """Remove the finished calls and reports in a folder and in the folders directly below it."""
+    """Remove the finished calls in a folder, and the report of them."""
     for pattern in (_FILES, "evaluation.json"):
-        for path in [*Path(folder).glob(pattern), *Path(folder).glob(f"*/{pattern}")]:
+        for path in Path(folder).glob(pattern):
             path.unlink()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.served import CHOICES, STOP, Server, acceptance, running, start, stop
+from benchmarks.served import STOP, Server, acceptance, running, start, stop
 from embedded.export import export_demo_pair
 from hf_diversed import DiversedHead, DiversedHeadConfig, load_demo_pair
 from hf_diversed.harness.decode import Decoder
@@ -26,6 +26,7 @@ from tests.vllm.checkpoints import export_medusa
 
 PROBLEMS = int(os.environ.get("VLLM_PROBLEMS", "300"))
 EAGLE3 = Path("build/eagle3")
+CHOICES = ("static:0.5", "static:0.7", "lenience:0.3")
 VERIFIERS = ("lossless", "diversed", *CHOICES)
 TASK = TASKS["math"]()
 
