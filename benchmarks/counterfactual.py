@@ -41,13 +41,12 @@ INPUTS: dict[str, dict[str, Any]] = {
     "lookahead": {"target_after": False},
     "state after the token": {"lookahead": 0},
     "lookahead and state": {},
-    "lookahead and state, per token gained": {"per_token_gained": True},
 }
 ALL = "lookahead and state"
 SETTINGS = {name: kind | {"head_type": "linear"} for name, kind in INPUTS.items()}
 SETTINGS |= {f"{name}, mlp": kind | {"head_type": "mlp"} for name, kind in INPUTS.items()}
 # Names of the heads in decoding.
-DECODED = dict(zip(("same_inputs", "lookahead", "target_after", "counterfactual", "per_gain"), INPUTS))
+DECODED = dict(zip(("same_inputs", "lookahead", "target_after", "counterfactual"), INPUTS))
 DECODED |= {"mlp": f"{ALL}, mlp"}
 COUNTS = (500, 1000)  # smaller numbers of labels
 OF_TEST = 2  # seed of the test labels
@@ -238,7 +237,7 @@ def _arguments() -> argparse.Namespace:
         metavar="NAME@STRICTNESS",
         default=[
             *(f"counterfactual@{strictness}" for strictness in (0.7, 0.6, 0.55, 0.5)),
-            *("per_gain@0.35", "same_inputs@0.55", "lookahead@0.55", "target_after@0.55", "mlp@0.55"),
+            *("same_inputs@0.55", "lookahead@0.55", "target_after@0.55", "mlp@0.55"),
         ],
         help=f"heads to decode with, of {', '.join(DECODED)}",
     )

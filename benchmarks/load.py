@@ -5,10 +5,7 @@ For `benchmarks/serving.py` and `tests/vllm/test_load.py`.
 
 import http.client
 import json
-import os
 import random
-import re
-import signal
 import subprocess
 import time
 from collections import Counter
@@ -226,11 +223,9 @@ def router(program: str, replicas: Sequence[Server], folder: Path) -> Iterator[s
         process.wait(30)
 
 
-def kill_worker(server: Server) -> str:
-    """Kill the worker process of a replica, as the kernel does when memory runs out, and return its name."""
+def kill_worker(server: Server) -> None:
+    """Kill the worker process of a replica, as the kernel does when memory runs out."""
     assert server.process is not None
     children = psutil.Process(server.process.pid).children(recursive=True)
-    named = {" ".join(process.cmdline()): process for process in children}
-    (name,) = [name for name in named if re.search("VLLM::Worker", name)]
-    os.kill(named[name].pid, signal.SIGKILL)
-    return name.strip()
+    (worker,) = [process for process in children if "VLLM::Worker" in " ".join(process.cmdline())]
+    worker.kill()

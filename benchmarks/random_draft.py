@@ -24,7 +24,7 @@ from hf_diversed.provenance import provenance
 from hf_diversed.tasks import get_task, load_records
 
 
-NEW_TOKENS, WARM_UP_CALLS = 96, 2
+NEW_TOKENS = 96
 ENGINES = {
     "eager": {},
     "compiled": {
@@ -70,8 +70,7 @@ def measure(target, draft, inputs, turns: int) -> dict:
     drafting = {"assistant_model": draft, "verifier": "lossless", "num_assistant_tokens_schedule": "adaptive"}
     calls = {"drafted": partial(decode, drafting), "alone": partial(decode, {})}
     first = timed(calls["drafted"], 0).seconds / timed(calls["alone"], 0).seconds
-    for turn in range(1, WARM_UP_CALLS):
-        calls["drafted"](turn)
+    calls["drafted"](1)  # warm-up
     ratios = []
     for results in take_turns(calls, turns):
         ratios.append(results["drafted"].seconds / results["alone"].seconds)

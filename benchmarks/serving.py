@@ -51,16 +51,11 @@ from hf_diversed.zoo.loader import HEADS, MIXTURE
 
 
 TASK = TASKS["math"]()
-# Verifiers by engine, each with one head, and the equivalent method of `generate`.
+# Verifiers by engine, each with one head.
 ENGINES = {
-    PLAIN: {PLAIN: PLAIN},
-    HEADS: {
-        "lossless": "lossless",
-        "static:0.5": "static:0.5",
-        "lenience:0.3": "lenience:0.3",
-        "diversed": "diversed",
-    },
-    MIXTURE: {"diversed": "diversed"},
+    PLAIN: (PLAIN,),
+    HEADS: ("lossless", "static:0.5", "lenience:0.3", "diversed"),
+    MIXTURE: ("diversed",),
 }
 # `vllm_xargs` of the requests whose rounds are timed.
 COSTS = {
@@ -86,13 +81,12 @@ def acceptance(arguments: argparse.Namespace, pair: Path) -> dict[str, Any]:
     problems = load_records(TASK, "test", arguments.num_examples, seed=arguments.seed)
     bootstrap = Bootstrap(len(problems), seed=arguments.seed)
     served = {
-        engine: _alone(_serve, pair, engine, list(verifiers), problems, arguments)
-        for engine, verifiers in ENGINES.items()
+        engine: _alone(_serve, pair, engine, verifiers, problems, arguments) for engine, verifiers in ENGINES.items()
     }
     records = []
     for engine, verifiers in ENGINES.items():
-        for (verifier, method), in_engine in zip(verifiers.items(), served[engine]):
-            generated = _generate(method, engine, problems, arguments)
+        for verifier, in_engine in zip(verifiers, served[engine]):
+            generated = _generate(verifier, engine, problems, arguments)
             name = f"diversed ({engine})" if verifier == "diversed" else verifier
             statistics = comparison(in_engine, *generated, bootstrap, arguments.samples_per_prompt)
             records.append({"verifier": name, **statistics})

@@ -205,7 +205,6 @@ class TrainOptions(ScoringOptions):
     )
     labels: Path | None = option("File of `hf-diversed label`, for --objective counterfactual.")
     kept_share: float = option("With --labels: share of the rejected tokens that strictness 0.5 keeps.", 0.5)
-    per_token_gained: bool = option("With --labels: weigh costs by tokens gained, not by draft tokens kept.", False)
     reward_funcs: list[str] | None = option(
         '"task:NAME" or package.module.function; by default the score of the task.'
     )

@@ -41,7 +41,7 @@ from hf_diversed.training.run_folder import sole_run
 
 
 # Options that only training on labels reads, and all that it accepts.
-_LABELS_ONLY = {"labels", "kept_share", "per_token_gained"}
+_LABELS_ONLY = {"labels", "kept_share"}
 _WITH_LABELS = _LABELS_ONLY | {"objective", "task", "output_dir", "overwrite", "head_type", "seed"}
 _WITH_LABELS |= {"use_cpu", "report_to", "disable_tqdm", "log_level"}
 
@@ -103,7 +103,6 @@ def train_on_labels(options: TrainOptions, config: DiversedConfig, path: Path) -
     settings = FitSettings(
         head_type=config.head_type,
         kept_share=options.kept_share,
-        per_token_gained=options.per_token_gained,
         seed=config.seed,
     )
     head, report = fit_head(labels, settings)

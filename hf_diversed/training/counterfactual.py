@@ -3,13 +3,8 @@
 The head's logit is sharpness * (predicted cost - price) / spread, where spread is the standard deviation of predicted
 costs. With a large sharpness, a token is accepted if its predicted cost is below the price. To first order, this
 accepts the largest share of tokens for a given mean cost. Strictness s moves the price by -spread * logit(s).
-
-A rejection also discards the draft tokens after it. With `per_token_gained` the head therefore predicts the cost minus
-a price times the expected number of tokens that keeping the draft token gains, see `Labels.gain`. To first order, this
-maximises the tokens gained for a given mean cost.
 """
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +29,6 @@ class FitSettings:
         lookahead: number of later draft tokens to use; None for all that were recorded.
         target_after: whether to use the target's hidden state after the token; None if it was recorded.
         kept_share: share of rejected draft tokens below the price at strictness 0.5, in (0, 1).
-        per_token_gained: whether the price is per token gained instead of per draft token kept.
         sharpness: change of the logit per standard deviation of predicted costs.
         folds: number of folds of the cross-validation over prompts, which chooses the penalty or, for an "mlp", the
             number of updates.
@@ -46,7 +40,6 @@ class FitSettings:
     lookahead: int | None = None
     target_after: bool | None = None
     kept_share: float = 0.5
-    per_token_gained: bool = False
     sharpness: float = 10.0
     folds: int = 5
     seed: int = 0
@@ -66,8 +59,7 @@ def fit_head(labels: Labels, settings: FitSettings) -> tuple[DiversedHead, dict[
     Returns:
         The head, and a report: `r2`, the share of the labels' variance explained in cross-validation, `price` and
         `spread` in units of the score, `penalty` (for "linear") or `updates` (for "mlp"), and the numbers of labels
-        and prompts. With `per_token_gained`, the report also has `price_per_token`, and `price` and `spread` refer to
-        the predicted net cost.
+        and prompts.
 
     Raises:
         ValueError: if the labels lack an input, have fewer prompts than folds, or all have the same cost.
@@ -80,12 +72,7 @@ def fit_head(labels: Labels, settings: FitSettings) -> tuple[DiversedHead, dict[
     head, inputs = _new_head(labels, settings)
     head.standardize(**inputs)
     values = ((head.concatenate(**inputs) - head.input_mean) / head.input_std).double()
-    fold, cost, report = folds(labels.prompt, settings), labels.cost, {}
-    predicted, chosen = _cross_validate(copy.deepcopy(head) if settings.per_token_gained else head, values, cost, fold)
-    report["r2"] = r2(predicted, cost)
-    if settings.per_token_gained:
-        report["price_per_token"] = float((predicted / labels.gain).quantile(settings.kept_share).clamp_min(0.0))
-        predicted, chosen = _cross_validate(head, values, cost - report["price_per_token"] * labels.gain, fold)
+    predicted, chosen = _cross_validate(head, values, labels.cost, folds(labels.prompt, settings))
     spread = predicted.std().clamp_min(1e-12)
     price = predicted.quantile(settings.kept_share)
     scale = float(settings.sharpness / spread)
@@ -93,11 +80,11 @@ def fit_head(labels: Labels, settings: FitSettings) -> tuple[DiversedHead, dict[
         head.out.weight.mul_(scale)
         head.out.bias.sub_(price).mul_(scale)
     return head.eval(), {
-        **report,
+        "r2": r2(predicted, labels.cost),
         "price": float(price),
         "spread": float(spread),
         "penalty" if settings.head_type == "linear" else "updates": chosen,
-        "num_labels": len(cost),
+        "num_labels": len(labels.cost),
         "num_prompts": len(labels.prompt.unique()),
     }
 
@@ -129,10 +116,6 @@ def _new_head(labels: Labels, settings: FitSettings) -> tuple[DiversedHead, dict
         raise ValueError(
             f"lookahead={window} and target_after={target_after} need labels with these inputs; the file has a "
             f"lookahead of {recorded} and {'a' if 'target_after' in inputs else 'no'} state after the token."
-        )
-    if settings.per_token_gained and not recorded:
-        raise ValueError(
-            "per_token_gained needs labels with a lookahead of at least 1, got 0; label with --lookahead 4."
         )
     used = ["features", "token"] + ["lookahead"] * (window > 0) + ["target_after"] * target_after
     inputs = {name: inputs[name][:, :window] if name == "lookahead" else inputs[name] for name in used}

@@ -120,15 +120,6 @@ class Labels:
         return self.scores[:, 1].mean(-1) - self.scores[:, 0].mean(-1)
 
     @property
-    def gain(self) -> torch.Tensor:
-        """Expected number of tokens that a round gains by keeping the draft token, float64 `[M]`: the token itself and
-        the following draft tokens that lossless verification accepts, within the recorded lookahead. An approximation
-        for greedy labels: min(1, p/q) at temperature 1 is not the greedy acceptance."""
-        later = self.inputs["lookahead"].double()
-        accepted = later[..., 0].exp() * later[..., 3]
-        return 1.0 + accepted.cumprod(-1).sum(-1)
-
-    @property
     def noise(self) -> float:
         """Standard deviation of a label due to sampling of continuations; NaN with one continuation per branch."""
         if self.scores.shape[-1] == 1:

@@ -11,11 +11,6 @@ from tests import versions
 from tests.tiny import BOS, EOS, PAD, VOCAB_SIZE, ragged_batch, sharpen, tiny_draft, tiny_head, tiny_model
 
 
-OFFLOADED = versions.warns_before(
-    "5.20", r"You are calling .generate\(\) with the `input_ids` being on a device type different"
-)
-
-
 GREEDY = {"max_new_tokens": 12, "do_sample": False}
 
 
@@ -29,7 +24,7 @@ def on_disk(target, folder):
     return type(target).from_pretrained(folder / "model", device_map=places, offload_folder=folder / "layers")
 
 
-@OFFLOADED
+@versions.MAY_WARN_OF_OFFLOADING
 @pytest.mark.parametrize("offload", [on_cpu, on_disk])
 @pytest.mark.parametrize("offloaded", ["target", "draft"])
 def test_offloaded_models(pair, offload, offloaded, tmp_path):
@@ -43,7 +38,7 @@ def test_offloaded_models(pair, offload, offloaded, tmp_path):
     assert torch.equal(ours, expected)
 
 
-@OFFLOADED
+@versions.MAY_WARN_OF_OFFLOADING
 def test_a_head_by_name_is_on_the_device_of_an_offloaded_target(pair, tmp_path):
     """Catches a head on "meta", where it has no weights."""
     tiny_head().save_pretrained(tmp_path / "head")

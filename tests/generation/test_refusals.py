@@ -488,7 +488,7 @@ def modules_run():
 
 # peft 0.21 asks transformers 5.23 for the deprecated `is_gradient_checkpointing` (peft_model.py, PeftModel.__init__).
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-@versions.warns_before("5.20", r"You are calling .generate\(\) with the `input_ids` being on a device type different")
+@versions.MAY_WARN_OF_OFFLOADING
 @pytest.mark.parametrize(("call", "words", "error", "patch"), REFUSED)
 def test_refused_by_name_before_any_forward(call, words, error, patch, monkeypatch):
     """Catches a mode that is ignored, fails during decoding, or raises an error of upstream about something else."""

@@ -50,32 +50,6 @@ def test_price_separates_cheap_tokens_from_expensive_ones(head_type: str):
     assert torch.equal(shifted < 0.0, predicted.float() < stricter)
 
 
-def test_gain_counts_the_run_that_lossless_verification_accepts():
-    """Catches later tokens that count although one before them is rejected, and tokens after the block's end."""
-    labels = planted()
-    rates = torch.tensor([[0.5, 0.25], [0.5, 1.0], [1.0, 1.0]])
-    active = torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]])
-    later = torch.stack([rates.log() * active, *[torch.zeros(3, LOOKAHEAD)] * 2, active], dim=-1)
-    labels = dataclasses.replace(labels, inputs={"lookahead": later})
-    assert labels.gain.tolist() == pytest.approx([1.0 + 0.5 + 0.5 * 0.25, 1.5, 1.0])
-
-
-def test_price_per_token_gained_prefers_tokens_that_gain_more():
-    """Catches a price per draft token kept, a sign, and a price that does not keep the share."""
-    labels = planted(lambda inputs: 2.0 + 0.3 * inputs["features"][:, 0])
-    active = torch.rand(len(labels.cost), generator=torch.Generator().manual_seed(3)) < 0.5
-    labels.inputs["lookahead"] = torch.zeros(len(active), LOOKAHEAD, 4)
-    labels.inputs["lookahead"][:, 0, 3] = active.float()
-    assert labels.gain.unique().tolist() == [1.0, 2.0]
-    settings = FitSettings("linear", target_after=False, kept_share=0.3, per_token_gained=True)
-    head, report = fit_head(labels, settings)
-    inputs = {name: labels.inputs[name] for name in ("features", "token", "lookahead")}
-    kept, ratio = head(**inputs) < 0.0, labels.cost / labels.gain
-    assert report["price_per_token"] == pytest.approx(float(ratio.quantile(0.3)), abs=0.1)
-    assert kept.double().mean() == pytest.approx(0.3, abs=0.05)
-    assert (kept == (ratio < ratio.quantile(0.3))).double().mean() > 0.9
-
-
 def test_ridge_regression_is_the_exact_one():
     """Catches a penalty on the intercept, and values that were centred in one place only."""
     labels = planted(lambda inputs: 3.0 + inputs["features"][:, 2], noise=1.0)
@@ -129,8 +103,6 @@ def test_refusals():
         fit_head(planted(lambda inputs: torch.zeros(len(inputs["token"]))), FitSettings())
     without = dataclasses.replace(labels, inputs={name: labels.inputs[name] for name in ("features", "token")})
     assert not fit_head(without, FitSettings())[0].needs_hidden_states
-    with pytest.raises(ValueError, match="per_token_gained needs labels with a lookahead"):
-        fit_head(without, FitSettings(per_token_gained=True))
     with pytest.raises(ValueError, match="target_after=True need labels"):
         fit_head(without, FitSettings(target_after=True))
 
@@ -159,17 +131,16 @@ def test_commands_label_and_train(tmp_path):
     succeed("label", "--task", "summary", *without_references)
     assert load_labels(Path(alone)).settings["metric"] == "agreement"
     command = ["--task", "summary", "--objective", "counterfactual", "--output-dir", str(folder)]
-    call([*command, "--labels", labels, "--per-token-gained", "true"])
+    call([*command, "--labels", labels, "--kept-share", "0.6"])
     head = DiversedHead.from_pretrained(folder)
     assert (head.lookahead, head.target_after, head.config.task) == (2, True, "summary")
     assert head.config.base_model_digest == weights_digest(load_demo_pair().target)
     record = json.loads((folder / "provenance.json").read_text())
     assert record["options"]["labels"] == "labels.jsonl"  # without folders
-    assert record["counterfactual"]["fit"]["per_token_gained"]
+    assert record["counterfactual"]["fit"]["kept_share"] == 0.6
     assert record["counterfactual"]["labels_provenance"]["seed"] == 0
     regression = record["counterfactual"]["regression"]
     assert regression["num_labels"] > 5
-    assert "price_per_token" in regression
     for wrong, message in (
         (["--objective", "counterfactual"], "belong together"),
         (["--labels", labels], "belong together"),
