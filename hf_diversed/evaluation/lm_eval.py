@@ -7,13 +7,15 @@ is `lm-eval run` with an additional model class. Releases with plugins find the 
 """
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
+from unittest.mock import patch
 
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from hf_diversed.formatting import LOSSLESS, number, percent
 from hf_diversed.generation.patching import install_hook
+from hf_diversed.generation.processing import CompletionStopStrings, stop_criterion
 from hf_diversed.generation.recording import record_stats
 from hf_diversed.harness.methods import Method, build_methods
 from hf_diversed.method_names import DIVERSED, MethodName
@@ -25,7 +27,7 @@ try:
     from lm_eval.__main__ import cli_evaluate
     from lm_eval.api.instance import Instance
     from lm_eval.api.registry import register_model
-    from lm_eval.models.huggingface import HFLM
+    from lm_eval.models import huggingface
 except ModuleNotFoundError as error:
     words = f"the lm-evaluation-harness is not completely installed ({error}): pip install 'hf-diversed[eval]'"
     raise (SystemExit if __name__ == "__main__" else ImportError)(words) from error
@@ -36,7 +38,7 @@ logger = logging.getLogger("lm_eval.hf_diversed")  # a child of lm-eval's logger
 
 
 @register_model("hf-diversed")
-class DiversedLM(HFLM):
+class DiversedLM(huggingface.HFLM):
     """`HFLM` that decodes with a draft model and a verifier, and reports statistics per task.
 
     They are logged after each task and stored in the results file, under "hf_diversed" of its "config". As usual in
@@ -96,29 +98,33 @@ class DiversedLM(HFLM):
             self.named["num_assistant_tokens"] = gamma
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Generate task by task, for statistics per task; one process collects those of all processes."""
-        tasks: dict[str, list[int]] = defaultdict(list)
+        """Generate task by task, for statistics per task; one process collects those of all processes.
+
+        lm-eval repeats a request more than `repeats` times where a process has fewer than others: statistics exclude
+        these.
+        """
+        groups: dict[tuple[str, bool], list[int]] = defaultdict(list)
+        occurrences: Counter[int] = Counter()
         for index, request in enumerate(requests):
-            tasks[str(request.task_name)].append(index)
+            occurrences[id(request)] += 1
+            groups[str(request.task_name), occurrences[id(request)] <= request.repeats].append(index)
         answers: list[str] = [""] * len(requests)
         found: dict[str, SpeculativeStats] = {}
-        for task, indices in tasks.items():
-            with record_stats() as found[task]:
+        for (task, is_counted), indices in groups.items():
+            with record_stats() as stats:
                 texts = super().generate_until([requests[index] for index in indices], disable_tqdm)
+            if is_counted:
+                found[task] = stats
             for index, text in zip(indices, texts):
                 answers[index] = text
         for process in self.gather_object(found) or []:
             for task, stats in process.items():
                 self.stats[task].add(stats)
-        for task in tasks:
+        for task in found:
             self._log(task)
         return answers
 
     def _model_generate(self, context, max_length: int, stop: list[str], **generation_kwargs):
-        # `stop_strings` ends each row separately. With lm-eval's criteria the batch continues until the last row ends,
-        # and statistics would include tokens that are cut off afterwards.
-        if stop := [text for text in stop if text]:
-            generation_kwargs |= {"stop_strings": stop, "tokenizer": self.tokenizer}
         truncation = dict(self.method.truncation)
         if truncation and not generation_kwargs.get("do_sample"):
             raise ValueError(
@@ -126,7 +132,10 @@ class DiversedLM(HFLM):
                 "do_sample=true,temperature=1.0,top_k=0."
             )
         options = self.options | generation_kwargs | truncation
-        return super()._model_generate(context, max_length, stop=[], **options)
+        # With lm-eval's criteria the batch continues until the last row ends, and statistics would include tokens that
+        # are cut off afterwards.
+        with patch.object(huggingface, "stop_sequences_criteria", _stop_criteria):
+            return super()._model_generate(context, max_length, stop=stop, **options)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False):
         """Raise: likelihoods are those of the target, whatever the verifier."""
@@ -156,6 +165,15 @@ class DiversedLM(HFLM):
             number(values["mean_acceptance_length"]),
             number(values["mean_weight"]),
         )
+
+
+def _stop_criteria(
+    tokenizer: PreTrainedTokenizerBase, stop: list[str], prompt_length: int, batch_size: int
+) -> StoppingCriteriaList:
+    """Return a criterion that ends each row separately, with the arguments of lm-eval's function."""
+    strings = [text for text in stop if text]
+    criteria = [CompletionStopStrings(stop_criterion(tokenizer, strings), prompt_length)] if strings else []
+    return StoppingCriteriaList(criteria)
 
 
 def _method_name(method: str | None, head: str | None, strictness: float | None) -> str:

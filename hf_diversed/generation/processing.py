@@ -7,11 +7,12 @@ that form here as well, and the result is used for the rows that have a position
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from dataclasses import dataclass
 from threading import Lock
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import LogitsProcessor, PreTrainedTokenizerBase, StopStringCriteria
+from transformers import LogitsProcessor, PreTrainedTokenizerBase, StoppingCriteria, StopStringCriteria
 
 from hf_diversed import _compat
 from hf_diversed.generation.rows import RUNNING, PerRow, RaggedRows
@@ -130,6 +131,21 @@ def stop_criterion(tokenizer: PreTrainedTokenizerBase, stop_strings: str | Seque
     return copy.copy(criterion)  # upstream moves its tensors between devices in every call
 
 
+@dataclass(eq=False)
+class CompletionStopStrings(StoppingCriteria):
+    """Stop strings in the completion. `StopStringCriteria` also matches a string that begins in the prompt.
+
+    Attributes:
+        prompt_length: columns of the prompt, with its padding.
+    """
+
+    criterion: StopStringCriteria
+    prompt_length: int
+
+    def __call__(self, input_ids: torch.Tensor, scores, **kwargs) -> torch.Tensor:
+        return self.criterion(input_ids[:, self.prompt_length :], scores, **kwargs)
+
+
 class StopTracker:
     """Calls the stopping criteria. Length and EOS are handled in verification.
 
@@ -147,7 +163,7 @@ class StopTracker:
 
     def __init__(self, rows: RaggedRows, criteria: _compat.Criteria):
         self.rows, self.criteria, self._pads = rows, criteria.others, criteria.pads_stopped_rows
-        only_strings = all(type(criterion) is StopStringCriteria for criterion in self.criteria)
+        only_strings = all(type(each) in (StopStringCriteria, CompletionStopStrings) for each in self.criteria)
         self.needs_all_rows = bool(self.criteria) and not (only_strings and self._pads)
         self._checked = rows.prompt_length
         self._stopped: set[int] = set()
@@ -171,13 +187,20 @@ class StopTracker:
 
     def _cut_at_stop_strings(self, starts: list[int]) -> None:
         rows, device = self.rows, self.rows.ids.device
-        width = max(criterion.maximum_token_len for criterion in self.criteria)
+        strings = [
+            each if isinstance(each, CompletionStopStrings) else CompletionStopStrings(each, prompt_length=0)
+            for each in self.criteria
+        ]
+        width = max(each.criterion.maximum_token_len for each in strings)
         num_new = max(length - start for length, start in zip(rows.lengths.host, starts))
         lengths = torch.tensor(starts, device=device)[:, None] + torch.arange(1, num_new + 1, device=device)  # [B, N]
         columns = lengths[..., None] + torch.arange(-width, 0, device=device)  # [B, N, W]
         ids = rows.ids.gather(1, columns.clamp(0, rows.ids.shape[1] - 1).flatten(1)).view_as(columns)
-        ids = ids.masked_fill(columns < 0, _OUTSIDE_VOCABULARY)
-        stops = self.criteria(ids.flatten(0, 1), None).view_as(lengths) & (lengths <= rows.lengths.device[:, None])
+        stops = torch.zeros_like(lengths, dtype=torch.bool)
+        for each in strings:
+            visible = ids.masked_fill(columns < each.prompt_length, _OUTSIDE_VOCABULARY).flatten(0, 1)
+            stops |= each.criterion(visible, None).view_as(lengths)
+        stops &= lengths <= rows.lengths.device[:, None]
         cuts = lengths.masked_fill(~stops, RUNNING).amin(dim=1).tolist()
         for row, cut in enumerate(cuts):
             if cut != RUNNING:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, StoppingCriteriaList
 from hf_diversed import model_facts
 from hf_diversed.formatting import duration
 from hf_diversed.generation.patching import install_hook
-from hf_diversed.generation.processing import stop_criterion
+from hf_diversed.generation.processing import CompletionStopStrings, stop_criterion
 from hf_diversed.harness.methods import Method
 from hf_diversed.harness.pair import Pair, eos_ids, pad_id
 from hf_diversed.harness.prompts import check_context, completion_text, left_padded
@@ -51,9 +51,6 @@ class Decoder:
         self.pair, self.sampling = pair, sampling
         self.eos_ids, self.pad_id = eos_ids(pair.target), pad_id(pair.tokenizer, pair.target)
         self.stop_strings = list(sampling.stop_strings)
-        self.criteria = StoppingCriteriaList()
-        if self.stop_strings:
-            self.criteria.append(stop_criterion(pair.tokenizer, self.stop_strings))
 
     def check_prompts(self, prompts: Sequence[Sequence[int]]) -> None:
         """Raise ValueError if a prompt has no tokens, or its completion may exceed the learned positions of a model.
@@ -70,11 +67,15 @@ class Decoder:
 
     def __call__(self, method: Method, prompts: Sequence[Sequence[int]], seed: int, **kwargs) -> Decoded:
         """Complete a batch of encoded prompts; `kwargs` are arguments of `generate` and override the settings."""
+        inputs, criteria = left_padded(prompts, self.pad_id, self.pair.target.device), StoppingCriteriaList()
+        if self.stop_strings:
+            strings = stop_criterion(self.pair.tokenizer, self.stop_strings)
+            criteria.append(CompletionStopStrings(strings, inputs["input_ids"].shape[1]))
         options = {
-            **left_padded(prompts, self.pad_id, self.pair.target.device),
+            **inputs,
             **self.sampling.generate_kwargs(),
             "pad_token_id": self.pad_id,
-            "stopping_criteria": self.criteria,
+            "stopping_criteria": criteria,
             **method.generate_kwargs(self.pair.draft, self.sampling.num_assistant_tokens),
             **kwargs,
         }

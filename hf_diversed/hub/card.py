@@ -40,8 +40,8 @@ _SETTINGS = (
     "learning_rate", "lr_scheduler_type", "max_steps", "num_iterations", "per_device_train_batch_size",
     "num_generations", "num_assistant_tokens", "temperature", "top_k", "top_p", "max_completion_length",
     "initial_weight", "initial_lenience", "baseline", "clip_range",
-    "dual_learning_rate", "dual_window", "reference_generations",
 )  # fmt: skip
+_OF_CONSTRAINT = ("dual_learning_rate", "dual_window", "reference_generations")
 
 
 def render_card(
@@ -87,7 +87,7 @@ def render_card(
         own=own,
         **_about_pair(config, evaluation),
         **_about_decoding(config, own, training),
-        results=_results(records, own),
+        results=_results(records, own, config.strictness),
         source_of_results=hub_source(own.get("task")),
         setting=_setting(own),
         evaluated_with=_made_with(evaluation.get("provenance") or {}),
@@ -146,7 +146,8 @@ def _about_decoding(config: DiversedHeadConfig, own: Mapping[str, Any], training
 def _about_training(training: Mapping[str, Any]) -> dict[str, Any]:
     settings = training.get("training") or {}
     not_its_start = "initial_weight" if settings.get("token_features") else "initial_lenience"
-    shown = [name for name in _SETTINGS if name != not_its_start and settings.get(name) is not None]
+    used = (*_SETTINGS, *(_OF_CONSTRAINT if settings.get("acceptance_coef") is None else ()))
+    shown = [name for name in used if name != not_its_start and settings.get(name) is not None]
     return {
         "training": training,
         "command": Markup(one_line(shlex.join(map(str, training.get("argv") or [])))),
@@ -184,16 +185,21 @@ def _pair(config: DiversedHeadConfig, evaluation: Mapping[str, Any]) -> list[lis
     return [list(row) for row in zip(*columns)] if len(columns) > 1 else []
 
 
-def _results(records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]) -> list[list[str]]:
+def _results(
+    records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any], default_strictness: float
+) -> list[list[str]]:
     if not records:
         return []
     names = {PLAIN: Markup("`target` (no drafting)"), LOSSLESS: Markup("`lossless`")}
     own_labels = strictness_labels(records).values()
+    own_name = Markup("**DIVERSED**")
+    if default_strictness != AS_TRAINED:
+        own_name += f", strictness {AS_TRAINED:g}"
     names |= {label: code(publishable(label)) for label in records if label not in (*names, *own_labels)}
     rows = [["method", *_figure_names(own), "accepted / verified", "tokens per round", "mean weight"]]
     for record, name in [
         *((records[label], name) for label, name in names.items() if label in records),
-        (own, Markup("**DIVERSED**")),
+        (own, own_name),
     ]:
         tail = [percent(record.get("verified_acceptance_rate")), number(record.get("block_efficiency"))]
         rows.append([name, *_figures(record), *tail, number(record.get("mean_weight"))])
@@ -282,13 +288,13 @@ def _made_with(record: Mapping[str, Any]) -> str:
 
 
 def _rollouts(training: Mapping[str, Any]) -> int | None:
-    """Return the number of rollouts of a training run, over all devices."""
+    """Return the number of rollouts up to the step of the head, over all devices."""
     settings: dict[str, Any] = {"world_size": training.get("world_size"), **(training.get("training") or {})}
-    names = ("max_steps", "num_iterations", "per_device_train_batch_size", "world_size")
-    if any(settings.get(name) is None for name in names):
+    names = ("num_iterations", "per_device_train_batch_size", "world_size")
+    if any(settings.get(name) is None for name in ("max_steps", *names)):
         return None
-    max_steps, num_iterations, batch, world_size = (settings[name] for name in names)
-    return max_steps // num_iterations * batch * world_size
+    num_iterations, batch, world_size = (settings[name] for name in names)
+    return -(-training.get("step", settings["max_steps"]) // num_iterations) * batch * world_size
 
 
 # Numbers

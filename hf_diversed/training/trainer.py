@@ -466,7 +466,10 @@ class DiversedTrainer(AtomicCheckpoints):
         super()._load_callback_state()
         self._fresh = False
         restored = next(cb for cb in self.callback_handler.callbacks if isinstance(cb, ConstraintCallback))
-        if restored.objective != self.constraint.objective:  # values of another objective cannot be compared
+        metric = (self.args.metric_for_best_model or "").removeprefix("eval_")
+        best = self._validation(self.state.best_global_step) or {}
+        same_metric = best.get(metric) == self.state.best_metric
+        if not same_metric or restored.objective != self.constraint.objective:  # they cannot be compared
             self.state.best_metric = self.state.best_global_step = self.state.best_model_checkpoint = None
         self.constraint.continue_from(restored)
         self.callback_handler.remove_callback(restored)

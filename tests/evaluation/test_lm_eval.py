@@ -127,6 +127,26 @@ def test_a_row_stops_at_its_own_stop(records):
     assert lm.stats["word_problems"].num_emitted == alone.stats["word_problems"].num_emitted < 4 * 32
 
 
+@pytest.mark.parametrize("method", ["target", "lossless"])
+def test_a_stop_string_does_not_begin_in_the_prompt(records, method):
+    """Catches answers that end because the prompt contains the beginning of a stop string."""
+    lm = harness.DiversedLM(method=method, device="cpu", batch_size=1)
+    (answer,) = lm.generate_until(requests(records, 1), disable_tqdm=True)
+    (asked,) = requests(records, 1)
+    stop = asked.args[0][-1] + answer[:4]
+    assert stop not in answer
+    assert lm.generate_until(requests(records, 1, until=[stop]), disable_tqdm=True) == [answer]
+
+
+def test_statistics_exclude_padding(records):
+    """Catches repeated requests, with which lm-eval fills up processes, that count as samples."""
+    lm = harness.DiversedLM(device="cpu", batch_size=4)
+    asked = requests(records, 2)
+    *answers, last, again = lm.generate_until([*asked, asked[-1], asked[-1]], disable_tqdm=True)
+    assert [*answers[1:], last, again] == [answers[1]] * 3
+    assert lm.get_model_info()["hf_diversed"]["tasks"]["word_problems"]["num_samples"] == 2
+
+
 def test_plain_decoding_and_lossless_agree(records):
     """Catches "target" with a draft model or without its truncation, and a lossless method that is not lossless."""
     plain = harness.DiversedLM(method="target", device="cpu", batch_size=4)
@@ -183,6 +203,6 @@ def test_likelihoods_are_refused(monkeypatch):
 )
 def test_arguments_that_do_not_fit(arguments, words, monkeypatch):
     """Catches errors that are reported only after the models have been loaded, or never."""
-    monkeypatch.setattr(harness.HFLM, "__init__", lambda *_, **__: pytest.fail("the model is loaded"))
+    monkeypatch.setattr(harness.huggingface.HFLM, "__init__", lambda *_, **__: pytest.fail("the model is loaded"))
     with pytest.raises(ValueError, match=words):
         harness.DiversedLM(**arguments)

@@ -1,6 +1,7 @@
 """The decoder: prompts as ids, rows cut at their end, and random numbers that depend on the seed only."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -67,6 +68,22 @@ def test_padding_without_a_pad_token(pair):
     assert pad_id(tokenizer, pair.target) == tokenizer.eos_token_id
     tokenizer.eos_token = None
     assert pad_id(tokenizer, pair.target) == 0
+
+
+@pytest.mark.parametrize("method", [Method("target"), Method("lossless", LosslessVerifier())], ids=lambda m: m.label)
+@pytest.mark.parametrize("with_eos", [False, True])
+def test_a_stop_string_does_not_begin_in_the_prompt(pair, method, with_eos):
+    """Catches a completion that ends within its first token because of the prompt's last one."""
+    pair = tiny_pair() if with_eos else pair
+    sampling = Sampling(temperature=0.0, max_new_tokens=9, num_assistant_tokens=2)
+    prompts = [[4, 5, 6], [7, 8, 9, 11, 6]]
+    free = Decoder(pair, sampling)(method, prompts, 1).tokens
+    text = partial(completion_text, pair.tokenizer)
+    stop = text([6, free[0][0]])
+    assert all(stop not in text(row) for row in free)
+    limited = Decoder(pair, dataclasses.replace(sampling, stop_strings=(stop,)))(method, prompts, 1).tokens
+    assert limited == free
+    assert len(limited[0]) > 1
 
 
 @pytest.mark.parametrize(

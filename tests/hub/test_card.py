@@ -54,6 +54,7 @@ def make_evaluation(task: str = "gsm8k") -> dict:
 
 def make_training() -> dict:
     settings = {"max_steps": 160, "num_iterations": 4, "per_device_train_batch_size": 256, "learning_rate": 0.0375}
+    settings |= {"dual_window": 1024}
     settings |= {"acceptance_coef": None, "max_quality_drop": 0.0125, "model_init_kwargs": {"cache_dir": "/data/me"}}
     about = {"argv": ["hf-diversed", "train", "--task", "gsm8k"], "seed": 77, "rewards": ["gsm8k"], "step": 160}
     about |= {"acceptance_coef": 0.2346, "num_prompts": 1024, "world_size": 2}
@@ -147,6 +148,25 @@ def test_training_is_shown():
         text = render_card(HUB, {}, training, REPO)
         assert words in text
         assert "20480, from 1024 prompts" in text  # 160 / 4 * 256 * 2
+    assert "`dual_window` 1024" in text
+
+
+def test_training_of_an_earlier_head_with_a_fixed_coefficient():
+    """Catches rollouts after the step of the head, and settings of a constraint that was not used."""
+    training = make_training() | {"step": 30}
+    training["training"] |= {"acceptance_coef": 0.3}
+    text = render_card(HUB, {}, training, REPO)
+    assert "- Rollouts: 4096, up to step 30 of 160, from 1024 prompts." in text  # 8 * 256 * 2
+    assert "`learning_rate`" in text
+    assert "dual_window" not in text
+
+
+def test_a_calibrated_head_names_the_strictness_of_its_row():
+    """Catches results at strictness 0.5 beside code that uses another default."""
+    config = copy.deepcopy(HUB)
+    config.strictness = 0.8
+    assert "| **DIVERSED**, strictness 0.5 |" in render_card(config, make_evaluation(), {}, REPO)
+    assert "| **DIVERSED** |" in render_card(HUB, make_evaluation(), {}, REPO)
 
 
 def test_training_on_labels_is_shown():

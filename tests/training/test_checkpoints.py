@@ -77,6 +77,20 @@ def test_the_state_names_the_best_checkpoint(unbroken_best):
     assert state["best_model_checkpoint"] == str(unbroken_best / "checkpoint-2")
 
 
+def test_a_run_resumed_with_another_metric_selects_by_it(unbroken_best, tmp_path):
+    """Catches values of different metrics that are compared: no later head could be the best."""
+    moved = shutil.copytree(unbroken_best, tmp_path / "moved")
+    shutil.rmtree(moved / "checkpoint-6")
+    path = moved / "checkpoint-4" / "trainer_state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"best_metric": 3.5}))  # a block efficiency
+    resumed = trainer(moved, evaluated=True)
+    resumed.train(resume_from_checkpoint=True)
+    (reward,) = (
+        line["eval_reward"] for line in resumed.state.log_history if line["step"] == 6 and "eval_reward" in line
+    )
+    assert (resumed.state.best_metric, resumed.state.best_global_step) == (reward, 6)
+
+
 def test_the_best_checkpoint_is_found_in_a_moved_folder(unbroken_best, tmp_path):
     """Catches a best head that is loaded from the folder where the run was started, or from a temporary one."""
     moved = shutil.copytree(unbroken_best, tmp_path / "moved")
