@@ -17,7 +17,9 @@ from hf_diversed.files import write_json
 from hf_diversed.formatting import percent
 from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.head import DiversedHead
+from hf_diversed.head.configuration_diversed import MAX_NUM_ASSISTANT_TOKENS
 from hf_diversed.head.pulling import CONFIG
+from hf_diversed.verifiers.base import check_range
 
 
 def calibrate(options: CalibrateOptions) -> None:
@@ -36,10 +38,13 @@ def calibrate(options: CalibrateOptions) -> None:
         or head.config.num_assistant_tokens
         or DEFAULT_NUM_ASSISTANT_TOKENS,
     )
+    check_range("num_assistant_tokens", settings.num_assistant_tokens, 1, MAX_NUM_ASSISTANT_TOKENS)
     name = f"{options.task}_temperature-{options.temperature:g}_gamma-{settings.num_assistant_tokens}"
     folder = options.head / "calibration" / name if options.output is None else options.output
     preparing.check_output("HEAD", options.head / CONFIG)
     preparing.check_output("--output", folder, folder=True)
+    if folder.resolve() == options.head.resolve():
+        raise ValueError(f"--output must not be HEAD, whose evaluation.json it would replace, got {folder}.")
     pair, prompted, examples, _ = preparing.load_prompts(options, task, None)
     head.to(pair.target.device)
     if options.overwrite:
@@ -69,7 +74,7 @@ def calibrate(options: CalibrateOptions) -> None:
     write_json(options.head / CONFIG, config | found)
     sentence = (
         f"The head's default strictness is now {head.config.strictness:g}: a drop of at most "
-        f"{options.max_quality_drop:g} at {options.confidence:.0%} confidence."
+        f"{options.max_quality_drop:g} at {100 * options.confidence:g}% confidence."
     )
     console.print(Text(sentence), soft_wrap=True)
 

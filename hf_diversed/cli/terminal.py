@@ -48,6 +48,8 @@ def errors_as_text(debug: bool = False, options: Collection[str] = ()) -> Iterat
         extra = EXTRAS.get(module)
         advice = f'{module} is not installed: pip install "hf-diversed[{extra}]"'
         _fail(str(error) if extra is None else advice, debug)
+    except BrokenPipeError:  # the reader has ended, as `head` does; the command line ends without a message
+        raise
     except (OSError, FloatingPointError) as error:  # a file, or scores of a model that are NaN
         _fail(str(error), debug)
     except (RuntimeError, AssertionError) as error:  # from torch: out of memory, missing kernel, built without CUDA

@@ -15,6 +15,7 @@ logger = _compat.get_logger(__name__)
 
 HEAD_TYPES = ("linear", "mlp")
 FEATURES = ("hidden", "distribution", "both")
+MAX_NUM_ASSISTANT_TOKENS = 64
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 _TORCH_DTYPES = tuple(getattr(torch, name) for name in _DTYPES)
 
@@ -42,7 +43,7 @@ def _number(low: float, high: float, optional: bool = False) -> Rule:
 
 _TEMPERATURE = "a number >= 0", lambda value: _is_number(value) and 0 <= value < math.inf
 _WIDTH, _TEXT = _integer(2**17), ("a string or None", lambda value: value is None or isinstance(value, str))
-_COUNT, _GAMMA = _integer(2**31), _integer(64)
+_COUNT, _GAMMA = _integer(2**31), _integer(MAX_NUM_ASSISTANT_TOKENS)
 # Fields of `calibration`, written by `hf-diversed calibrate`.
 CALIBRATION: dict[str, Rule] = {
     "strictness": _number(0, 1),
@@ -84,7 +85,7 @@ RULES: dict[str, Rule] = {
     "normalize": _choice(True, False),
     "mixing": _choice("probs"),  # stored in some heads; nothing reads it
     "task": _TEXT,
-    "num_assistant_tokens": _integer(64, optional=True),
+    "num_assistant_tokens": _integer(MAX_NUM_ASSISTANT_TOKENS, optional=True),
     "training_temperature": (
         f"{_TEMPERATURE[0]}, or None",
         lambda value: value is None or _TEMPERATURE[1](value),

@@ -385,8 +385,7 @@ def _read_done(path: Path, about: dict[str, Any]) -> set[int] | None:
     """
     if not path.exists():
         return None
-    content = path.read_bytes()
-    if not content.startswith(_HEADER[: len(content)]):
+    if not contains_labels(path.read_bytes()):
         raise ValueError(f"{path} exists and contains no labels; pass another file.")
     lines = _read_lines(path)
     if lines and (changes := differences(lines[0]["settings"], about)):
@@ -395,6 +394,11 @@ def _read_done(path: Path, about: dict[str, Any]) -> set[int] | None:
     if not lines:
         return None
     return {line["batch"] for line in lines[1:]}
+
+
+def contains_labels(content: bytes) -> bool:
+    """Return whether a file with this content was written by `make_labels`, even if incomplete or empty."""
+    return content.startswith(_HEADER[: len(content)])
 
 
 def _short(values: torch.Tensor) -> Any:

@@ -13,6 +13,7 @@ HEAD = WEIGHTS / HEADS / "math"
 EVALUATE = "evaluate --task math --methods target,static:0.5 --num-examples 2"
 TRAIN = "train --task math --output-dir out"
 SERVE = "serve org/target --draft org/draft"
+CONFIGURATION = f"{HEAD}/config.json"
 CALIBRATE = f"calibrate {HEAD} --task math --num-examples 8"
 
 REFUSED = [
@@ -102,6 +103,10 @@ REFUSED = [
     (f"{TRAIN} --eval-split dev", "--eval-split of task 'math' must be one of"),
     (f"{TRAIN} --temperature 0", "temperature must be above 0"),
     (f"{TRAIN} --head org/head --head-type mlp", "--head-type can only be set for a new head, but --head was given"),
+    (f"label --task math --output {CONFIGURATION} --overwrite", "contains no labels, so --overwrite keeps it"),
+    ("label --task math --output new.jsonl --num-assistant-tokens 65", "--num-assistant-tokens must lie in [1, 64]"),
+    (f"{CALIBRATE} --num-assistant-tokens 65", "--num-assistant-tokens must lie in [1, 64]"),
+    (f"{CALIBRATE} --output {HEAD}", "--output must not be HEAD, whose evaluation.json"),
     ("label --task math --output new.jsonl --lookahead 17", "--lookahead must lie in [0, 16], got 17"),
     (f"{TRAIN} --reward-funcs no.such.module", "no.such"),
     (f"{TRAIN} --config no-such-file.yaml", "--config: the file no-such-file.yaml does not exist."),

@@ -113,6 +113,13 @@ def test_errors_as_text(error, code, words, monkeypatch):
     assert words in traced.stderr
 
 
+def test_a_reader_that_ends_is_no_error(monkeypatch):
+    """Catches a message after `hf-diversed ... | head -n 1`."""
+    monkeypatch.setattr("hf_diversed.cli.demo.embedded_demo", Mock(side_effect=BrokenPipeError(32, "Broken pipe")))
+    result = run("demo")
+    assert (result.exit_code, result.output) == (1, "")
+
+
 def test_a_bug_keeps_its_traceback(monkeypatch):
     """Catches a handler that hides an unexpected error."""
     monkeypatch.setattr("hf_diversed.cli.demo.embedded_demo", Mock(side_effect=KeyError("x")))

@@ -550,6 +550,11 @@ TESTED = {
         "try:\n    f(0)\n    assert False\nexcept KeyError as error:\n    pass\n"
         "try:\n    f(1)\n    assert False\nexcept RuntimeError as error:\n    assert 'Own: no' in str(error)",
     ),
+    "end_of_a_loop": (
+        "def f(x): raise StopIteration",
+        "try:\n    all(map(f, [1]))\nexcept RuntimeError as error:\n    assert 'StopIteration' in str(error)\n"
+        "else:\n    assert False",
+    ),
     "check": (
         "def g(x): return -x",
         "def check(candidate):\n    import random\n    for _ in range(20):\n        x = random.random()\n"
