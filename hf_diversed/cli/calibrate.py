@@ -31,15 +31,14 @@ def calibrate(options: CalibrateOptions) -> None:
     check_draft_model(options.draft)
     task = preparing.load_task(options)
     head = DiversedHead.from_pretrained(options.head).eval()
+    gamma = options.num_assistant_tokens or head.config.num_assistant_tokens or DEFAULT_NUM_ASSISTANT_TOKENS
+    check_range("num_assistant_tokens", gamma, 1, MAX_NUM_ASSISTANT_TOKENS)
     settings = preparing.settings_of(
         options,
         samples_per_prompt=options.samples_per_prompt or (1 if options.temperature == 0 else 2),
-        num_assistant_tokens=options.num_assistant_tokens
-        or head.config.num_assistant_tokens
-        or DEFAULT_NUM_ASSISTANT_TOKENS,
+        num_assistant_tokens=gamma,
     )
-    check_range("num_assistant_tokens", settings.num_assistant_tokens, 1, MAX_NUM_ASSISTANT_TOKENS)
-    name = f"{options.task}_temperature-{options.temperature:g}_gamma-{settings.num_assistant_tokens}"
+    name = f"{options.task}_temperature-{options.temperature:g}_gamma-{gamma}"
     folder = options.head / "calibration" / name if options.output is None else options.output
     preparing.check_output("HEAD", options.head / CONFIG)
     preparing.check_output("--output", folder, folder=True)

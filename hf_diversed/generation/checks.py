@@ -59,6 +59,11 @@ def check_request(request: Request, source: str | None) -> None:
         raise ValueError(f"streamers require batch size 1, got {batch_size}, because rows have different lengths.")
     if request.output_token_records and not config.return_dict_in_generate:
         raise ValueError("output_token_records=True needs return_dict_in_generate=True to return them.")
+    if isinstance(request.verifier, str):
+        raise TypeError(
+            f"diversed_decoding needs a Verifier, got the name {request.verifier!r}; pass "
+            f"build_verifier({request.verifier!r}) of hf_diversed.verifiers."
+        )
     check_head_and_verifier(None, request.verifier)
     if request.verifier is None:
         raise TypeError("diversed_decoding needs verifier=; see hf_diversed.VERIFIERS.")

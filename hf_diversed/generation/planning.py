@@ -420,8 +420,8 @@ def row_temperatures(
         )
     if not config.do_sample or config.temperature not in (None, 1.0):
         raise ValueError(
-            "diversed_temperature needs do_sample=True and no temperature=: it sets one temperature per prompt (0 "
-            "is greedy)."
+            "diversed_temperature sets one temperature per prompt (0 is greedy), so it needs do_sample=True and "
+            f"temperature=1.0, got do_sample={config.do_sample} and temperature={config.temperature}."
         )
     return values.repeat_interleave(len(input_ids) // prompts).to(input_ids.device)
 

@@ -341,14 +341,20 @@ REFUSED = [
     refused(generate(synced_gpus=True), "synced_gpus=True; numbers of rounds"),
     refused(generate(custom_generate="org/repo"), "custom_generate; pass one"),
     refused(generate(custom_generate=lambda *a, **k: None), "custom_generate; pass one"),
-    refused(
-        lambda: BENCH.generate(
-            assistant_model=MISSING,
-            verifier=MISSING,
-            custom_generate=partial(hf_diversed.diversed_decoding, assistant_model=BENCH.draft),
-        ),
-        "diversed_decoding needs verifier=; hf_diversed.VERIFIERS",
-        error=TypeError,
+    *(
+        refused(
+            lambda given=given: BENCH.generate(
+                assistant_model=MISSING,
+                verifier=MISSING,
+                custom_generate=partial(hf_diversed.diversed_decoding, assistant_model=BENCH.draft, **given),
+            ),
+            words,
+            error=TypeError,
+        )
+        for given, words in (
+            ({}, "diversed_decoding needs verifier=; hf_diversed.VERIFIERS"),
+            ({"verifier": "lossless"}, "the name 'lossless'; pass build_verifier('lossless')"),
+        )
     ),
     refused(generate(streamer=tiny.Listener()), "streamer; batch size 1; got 2"),
     refused(generate(verifier=GreedyOnly(), do_sample=True), "GreedyOnly; do_sample=False"),
