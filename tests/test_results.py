@@ -136,7 +136,7 @@ STUDIES = [
     ("humaneval-t0.7-k20-p0.8", "qwen-coder-humaneval-t0.7-k20-p0.8", 1),
     ("humaneval-t0.7-k20-p0.8-second", "lossless-humaneval", 2),
     ("humaneval-t0.7-k20-p0.8-float32", "lossless-humaneval-float32", 4),
-    ("gsm8k-t0.7-k20-p0.8", "qwen-coder-gsm8k-t0.7-k20-p0.8", 2),
+    ("gsm8k-t0.7-k20-p0.8", "qwen-coder-gsm8k-t0.7-k20-p0.8", 3),
     ("gsm8k", "lossless-gsm8k", 3),
 ]
 
