@@ -95,12 +95,12 @@ def results_table(rows: list[dict]) -> Table:
     The time per token is that of a batch: wall time over generated tokens. The speedup is that over the row of the
     target, in tokens per second.
     """
-    table = Table(header_style="bold", box=box.SIMPLE, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column("method", overflow="fold")
+    table = Table(header_style="bold", box=box.SIMPLE, padding=0, show_edge=False)
+    table.add_column("method", overflow="fold", no_wrap=max(len(row["method"]) for row in rows) <= 14)
     metric = one_line(rows[0].get("metric") or "quality")
     headers = ("accepted", "accepted,\nverified", "tokens per\nround", metric, "below\nreference")
     for header in (*headers, "ms per\ntoken", "speedup over\ntarget"):
-        width = max(len("(10.0%"), *map(len, header.split()))  # in a narrow terminal, digits are not cut off
+        width = min(10, max(len("(10.0%"), *map(len, header.split())))  # a narrow terminal does not cut digits off
         table.add_column(Text(header), justify="right", overflow="fold", min_width=width)
     speeds = {row["method"]: row.get("tokens_per_second") for row in rows}
     plain = speeds.get(PLAIN)
