@@ -294,7 +294,9 @@ def _rollouts(training: Mapping[str, Any]) -> int | None:
     if any(settings.get(name) is None for name in ("max_steps", *names)):
         return None
     num_iterations, batch, world_size = (settings[name] for name in names)
-    return -(-training.get("step", settings["max_steps"]) // num_iterations) * batch * world_size
+    step = training.get("step")
+    updates = settings["max_steps"] if step is None else step
+    return -(-updates // num_iterations) * batch * world_size
 
 
 # Numbers

@@ -159,6 +159,7 @@ def test_training_of_an_earlier_head_with_a_fixed_coefficient():
     assert "- Rollouts: 4096, up to step 30 of 160, from 1024 prompts." in text  # 8 * 256 * 2
     assert "`learning_rate`" in text
     assert "dual_window" not in text
+    assert "- Rollouts: 20480, from 1024 prompts." in render_card(HUB, {}, training | {"step": None}, REPO)
 
 
 def test_a_calibrated_head_names_the_strictness_of_its_row():
