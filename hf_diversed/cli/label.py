@@ -21,7 +21,9 @@ def label(options: LabelOptions) -> None:
     preparing.check_one_process("label")
     check_range("num_assistant_tokens", options.num_assistant_tokens, 1, MAX_NUM_ASSISTANT_TOKENS)
     if options.overwrite and options.output.exists() and not contains_labels(options.output.read_bytes()):
-        raise ValueError(f"--output {options.output} contains no labels, so --overwrite keeps it; pass another file.")
+        raise ValueError(
+            f"--output {options.output} contains no labels, so --overwrite does not replace it; pass another file."
+        )
     settings = LabelSettings(
         options.rejections, options.continuations, options.lookahead, options.seed, options.agreement
     )

@@ -131,7 +131,8 @@ class DiversedLM(huggingface.HFLM):
                 f"method={self.method.label} needs sampling: greedy decoding truncates nothing; pass --gen_kwargs "
                 "do_sample=true,temperature=1.0,top_k=0."
             )
-        options = self.options | generation_kwargs | truncation
+        # The tokenizer is for stop strings in the target's generation config.
+        options = self.options | generation_kwargs | truncation | {"tokenizer": self.tokenizer}
         # With lm-eval's criteria the batch continues until the last row ends, and statistics would include tokens that
         # are cut off afterwards.
         with patch.object(huggingface, "stop_sequences_criteria", _stop_criteria):

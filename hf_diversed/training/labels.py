@@ -26,12 +26,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import DynamicCache
+from transformers import DynamicCache, StoppingCriteriaList
 
 from hf_diversed import _compat, model_facts
 from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.files import append_lines, differences, drop_torn_line, read_lines
 from hf_diversed.formatting import PLAIN, duration
+from hf_diversed.generation.processing import stop_criterion
 from hf_diversed.harness.decode import Decoder, notify, with_progress
 from hf_diversed.harness.methods import Method
 from hf_diversed.harness.pair import Pair
@@ -276,6 +277,8 @@ class LabelRun:
             chosen = unfinished[part : part + size]  # branches of few completions, as they are ordered by owner
             starts = [prompts[owners[index]] + texts[index] for index in chosen]
             kwargs: dict[str, Any] = {"max_new_tokens": max(longest - len(texts[index]) for index in chosen)}
+            if stop_strings := self.decoder.stop_strings:  # they may begin in the part of the completion
+                kwargs["stopping_criteria"] = StoppingCriteriaList([stop_criterion(self.pair.tokenizer, stop_strings)])
             if shares_cache:
                 whole = {row: self._key_values(prompts[row] + completions[row]) for row in {owners[i] for i in chosen}}
                 kwargs[_compat.CACHE_ARGUMENT] = joined_cache(

@@ -13,7 +13,6 @@ HEAD = WEIGHTS / HEADS / "math"
 EVALUATE = "evaluate --task math --methods target,static:0.5 --num-examples 2"
 TRAIN = "train --task math --output-dir out"
 SERVE = "serve org/target --draft org/draft"
-CONFIGURATION = f"{HEAD}/config.json"
 CALIBRATE = f"calibrate {HEAD} --task math --num-examples 8"
 
 REFUSED = [
@@ -103,7 +102,6 @@ REFUSED = [
     (f"{TRAIN} --eval-split dev", "--eval-split of task 'math' must be one of"),
     (f"{TRAIN} --temperature 0", "temperature must be above 0"),
     (f"{TRAIN} --head org/head --head-type mlp", "--head-type can only be set for a new head, but --head was given"),
-    (f"label --task math --output {CONFIGURATION} --overwrite", "contains no labels, so --overwrite keeps it"),
     ("label --task math --output new.jsonl --num-assistant-tokens 65", "--num-assistant-tokens must lie in [1, 64]"),
     (f"{CALIBRATE} --num-assistant-tokens 65", "--num-assistant-tokens must lie in [1, 64]"),
     (f"{CALIBRATE} --output {HEAD}", "--output must not be HEAD, whose evaluation.json"),
@@ -187,3 +185,11 @@ def test_several_processes_need_an_output():
 def test_commands_that_need_a_single_process(command):
     """Catches processes that write the same file at the same time."""
     refused("runs in a single process, got 2 (WORLD_SIZE)", *shlex.split(command), WORLD_SIZE="2", RANK="1")
+
+
+def test_label_overwrites_labels_only(tmp_path):
+    """Catches another file that --overwrite removes."""
+    path = tmp_path / "config.json"
+    path.write_text("{}")
+    refused("contains no labels", "label", "--task", "math", "--output", path, "--overwrite")
+    assert path.read_text() == "{}"
