@@ -199,7 +199,7 @@ def timed(
 def _turns(
     decoder: Decoder, batches: list[list[list[int]]], methods: list[Method], repeats: int, seed: int
 ) -> dict[str, dict[str, Any]]:
-    totals = {method.label: [{"seconds": 0.0, "tokens": 0} for _ in range(repeats)] for method in methods}
+    found = {method.label: [{"seconds": [], "tokens": []} for _ in range(repeats)] for method in methods}
     longest = max(batches, key=lambda rows: max(map(len, rows)))
     for method in methods:
         decoder(method, longest, 0)  # warm-up
@@ -208,12 +208,14 @@ def _turns(
             first = (turn + number) % len(methods)
             for method in methods[first:] + methods[:first]:
                 decoded = decoder(method, batch, seed + turn * len(batches) + number)
-                total = totals[method.label][turn]
-                total["seconds"] += decoded.seconds
-                total["tokens"] += sum(map(len, decoded.tokens))
+                found[method.label][turn]["seconds"].append(decoded.seconds)
+                found[method.label][turn]["tokens"].append(sum(map(len, decoded.tokens)))
     return {
-        label: {"tokens_per_second": median(turn["tokens"] / turn["seconds"] for turn in turns), "turns": turns}
-        for label, turns in totals.items()
+        label: {
+            "tokens_per_second": median(sum(turn["tokens"]) / sum(turn["seconds"]) for turn in turns),
+            "turns": turns,
+        }
+        for label, turns in found.items()
     }
 
 

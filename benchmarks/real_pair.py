@@ -10,8 +10,8 @@ finished methods. `--parts 2` repeats this for the next `--num-examples` prompts
 all parts in which it is complete. To add methods to the published study, first copy `results/real/batches` to the
 output folder.
 
-`--seconds` times the methods instead and writes `qwen-coder-speed*.json`: tokens per second over `target` and over
-upstream's assisted decoding, by draft length and batch size, with the eager engine.
+`--seconds` times the methods instead, with the eager engine, and writes `qwen-coder-speed-<task>*.json`: seconds and
+tokens of each batch, by draft length and batch size. Each batch is decoded with every method before the next batch.
 
 Sampling is at `--temperature`, by default from the models' full distributions; `--top-k` and `--top-p` truncate those
 of both. Temperature, top-k, top-p and repetition penalty of the models' generation configs are not used. Prompts use
@@ -91,22 +91,25 @@ def main() -> None:
 
 
 def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
-    """Time the methods in alternating turns on each task's first prompts, by draft length."""
-    records = []
+    """Time the methods on each task's first prompts, by draft length."""
     methods = build_methods([method for method in arguments.methods if method != PLAIN])
-    for name, gamma in itertools.product(arguments.data, arguments.gammas):
+    for name in arguments.data:
         task = PromptedTask(get_task(name, allow_code_execution=True), pair.tokenizer, chat=True)
         texts = [task.prompt(record) for record in chosen_records(name, Path(arguments.data[name]))]
-        settings = {key: getattr(arguments, key) for key in ("temperature", "top_k", "top_p")}
-        settings |= {"num_assistant_tokens": gamma, "max_new_tokens": arguments.max_new_tokens or LIMITS[name]}
-        folder = arguments.output / f"{name}{suffix(arguments)}" / f"seconds-gamma-{gamma}"
-        folder.mkdir(parents=True, exist_ok=True)
         texts = texts[: arguments.timed_prompts]
-        sizes, repeats = arguments.batch_sizes, arguments.repeats
-        seconds = timed(pair, texts, methods, folder, Sampling(**settings), sizes, repeats, packed=arguments.packed)
-        records.append({"task": name} | settings | {"seconds": seconds})
+        records = []
+        for gamma in arguments.gammas:
+            settings = {key: getattr(arguments, key) for key in ("temperature", "top_k", "top_p")}
+            settings |= {"num_assistant_tokens": gamma, "max_new_tokens": arguments.max_new_tokens or LIMITS[name]}
+            folder = arguments.output / f"{name}{suffix(arguments)}" / f"seconds-gamma-{gamma}"
+            folder.mkdir(parents=True, exist_ok=True)
+            sizes, repeats = arguments.batch_sizes, arguments.repeats
+            seconds = timed(
+                pair, texts, methods, folder, Sampling(**settings), sizes, repeats, packed=arguments.packed
+            )
+            records.append({"task": name, "num_prompts": len(texts)} | settings | {"seconds": seconds})
         report = {"records": records, "packed": arguments.packed, "provenance": provenance(0, arguments.device)}
-        write_json(arguments.output / f"qwen-coder-speed{suffix(arguments)}.json", report)
+        write_json(arguments.output / f"qwen-coder-speed-{name}{suffix(arguments)}.json", report)
 
 
 # Figures that are not comparable between methods that share a prefill.
@@ -372,8 +375,8 @@ def _arguments() -> argparse.Namespace:
     add("--seconds", action="store_true", help="Time the methods instead; needs an idle machine.")
     add("--gammas", default=[2, 3, 5], type=parse_numbers, help="Draft lengths that are timed.")
     add("--batch-sizes", default=[1, 8], type=parse_numbers, help="Batch sizes that are timed.")
-    add("--timed-prompts", default=8, type=int)
-    add("--repeats", default=3, type=int, help="Timed turns.")
+    add("--timed-prompts", default=48, type=int)
+    add("--repeats", default=1, type=int, help="Timed turns.")
     packed = "Use oneDNN's layout for linear layers: faster, equal up to rounding, twice the memory, no compilation."
     add("--packed", action=argparse.BooleanOptionalAction, default=True, help=packed)
     add("--threads", type=int, help="Number of torch's threads.")
