@@ -43,7 +43,10 @@ def calibrate(options: CalibrateOptions) -> None:
     preparing.check_output("HEAD", options.head / CONFIG)
     preparing.check_output("--output", folder, folder=True)
     if folder.resolve() == options.head.resolve():
-        raise ValueError(f"--output must not be HEAD, whose evaluation.json it would replace, got {folder}.")
+        raise ValueError(
+            f"--output must differ from HEAD, whose evaluation.json it would replace, got {folder}; leave it out to "
+            "use HEAD/calibration."
+        )
     pair, prompted, examples, _ = preparing.load_prompts(options, task, None)
     head.to(pair.target.device)
     if options.overwrite:

@@ -48,7 +48,7 @@ def errors_as_text(debug: bool = False, options: Collection[str] = ()) -> Iterat
         extra = EXTRAS.get(module)
         advice = f'{module} is not installed: pip install "hf-diversed[{extra}]"'
         _fail(str(error) if extra is None else advice, debug)
-    except BrokenPipeError:  # the reader has ended, as `head` does; the command line ends without a message
+    except BrokenPipeError:  # standard output was closed, as by `head`; click exits with code 1 and no message
         raise
     except (OSError, FloatingPointError) as error:  # a file, or scores of a model that are NaN
         _fail(str(error), debug)

@@ -100,8 +100,8 @@ class DiversedLM(huggingface.HFLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Generate task by task, for statistics per task; one process collects those of all processes.
 
-        lm-eval repeats a request more than `repeats` times where a process has fewer than others: statistics exclude
-        these.
+        Where a process has fewer requests than another, lm-eval passes its last request again as padding. Statistics
+        exclude these copies.
         """
         groups: dict[tuple[str, bool], list[int]] = defaultdict(list)
         occurrences: Counter[int] = Counter()

@@ -104,7 +104,7 @@ def diversed_decoding(
         output_token_records: also return `TokenRecords` (needs `return_dict_in_generate=True`).
         streamer: receives every round's tokens once, in order; a `RoundStreamer` also receives records. Batch size
             1 only.
-        temperatures: one per prompt, 0 for greedy; needs `do_sample=True` and no `temperature`.
+        temperatures: one per prompt, 0 for greedy; needs `do_sample=True` and temperature 1.
         random_source: source of random numbers; None for torch's generator.
         tokenizer, assistant_tokenizer: of target and draft model, to check whether they are equal; if not, the draft
             model's tokens are converted. None for those in the folders or repositories of the models.

@@ -1,5 +1,6 @@
 """The model card of a head, rendered from its configuration and its evaluation and training records."""
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -146,14 +147,15 @@ def _about_decoding(config: DiversedHeadConfig, own: Mapping[str, Any], training
 def _about_training(training: Mapping[str, Any]) -> dict[str, Any]:
     settings = training.get("training") or {}
     not_its_start = "initial_weight" if settings.get("token_features") else "initial_lenience"
-    used = (*_SETTINGS, *(_OF_CONSTRAINT if settings.get("acceptance_coef") is None else ()))
-    shown = [name for name in used if name != not_its_start and settings.get(name) is not None]
+    constrained = bool(settings) and settings.get("acceptance_coef") is None
+    relevant = _SETTINGS + (_OF_CONSTRAINT if constrained else ())
+    shown = [name for name in relevant if name != not_its_start and settings.get(name) is not None]
     return {
         "training": training,
         "command": Markup(one_line(shlex.join(map(str, training.get("argv") or [])))),
         "rollouts": _rollouts(training),
         "regression": (training.get("counterfactual") or {}).get("regression"),
-        "constrained": bool(settings) and settings.get("acceptance_coef") is None,
+        "constrained": constrained,
         "kept": constraint_kept(training),
         "training_settings": Markup(", ".join(f"`{name}` {text(settings[name])}" for name in shown)),
         "trained_with": _made_with(training),
@@ -290,13 +292,14 @@ def _made_with(record: Mapping[str, Any]) -> str:
 def _rollouts(training: Mapping[str, Any]) -> int | None:
     """Return the number of rollouts up to the step of the head, over all devices."""
     settings: dict[str, Any] = {"world_size": training.get("world_size"), **(training.get("training") or {})}
-    names = ("num_iterations", "per_device_train_batch_size", "world_size")
-    if any(settings.get(name) is None for name in ("max_steps", *names)):
+    names = ("max_steps", "num_iterations", "per_device_train_batch_size", "world_size")
+    values: list[Any] = [settings.get(name) for name in names]
+    if None in values:
         return None
-    num_iterations, batch, world_size = (settings[name] for name in names)
+    max_steps, num_iterations, batch, world_size = values
     step = training.get("step")
-    updates = settings["max_steps"] if step is None else step
-    return -(-updates // num_iterations) * batch * world_size
+    generations = math.ceil((max_steps if step is None else step) / num_iterations)
+    return generations * batch * world_size
 
 
 # Numbers

@@ -469,7 +469,8 @@ class DiversedTrainer(AtomicCheckpoints):
         metric = (self.args.metric_for_best_model or "").removeprefix("eval_")
         best = self._validation(self.state.best_global_step) or {}
         same_metric = best.get(metric) == self.state.best_metric
-        if not same_metric or restored.objective != self.constraint.objective:  # they cannot be compared
+        # Values of another metric or objective cannot be compared.
+        if not same_metric or restored.objective != self.constraint.objective:
             self.state.best_metric = self.state.best_global_step = self.state.best_model_checkpoint = None
         self.constraint.continue_from(restored)
         self.callback_handler.remove_callback(restored)

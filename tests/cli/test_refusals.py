@@ -104,7 +104,7 @@ REFUSED = [
     (f"{TRAIN} --head org/head --head-type mlp", "--head-type can only be set for a new head, but --head was given"),
     ("label --task math --output new.jsonl --num-assistant-tokens 65", "--num-assistant-tokens must lie in [1, 64]"),
     (f"{CALIBRATE} --num-assistant-tokens 65", "--num-assistant-tokens must lie in [1, 64]"),
-    (f"{CALIBRATE} --output {HEAD}", "--output must not be HEAD, whose evaluation.json"),
+    (f"{CALIBRATE} --output {HEAD}", "--output must differ from HEAD, whose evaluation.json"),
     ("label --task math --output new.jsonl --lookahead 17", "--lookahead must lie in [0, 16], got 17"),
     (f"{TRAIN} --reward-funcs no.such.module", "no.such"),
     (f"{TRAIN} --config no-such-file.yaml", "--config: the file no-such-file.yaml does not exist."),

@@ -113,7 +113,7 @@ def test_errors_as_text(error, code, words, monkeypatch):
     assert words in traced.stderr
 
 
-def test_a_reader_that_ends_is_no_error(monkeypatch):
+def test_closed_output_prints_no_message(monkeypatch):
     """Catches a message after `hf-diversed ... | head -n 1`."""
     monkeypatch.setattr("hf_diversed.cli.demo.embedded_demo", Mock(side_effect=BrokenPipeError(32, "Broken pipe")))
     result = run("demo")

@@ -66,10 +66,13 @@ def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def requests(records: Path, count: int, task: str = "word_problems", **options) -> list[Instance]:
+def requests(records: Path, count: int, task: str = "word_problems", repeats: int = 1, **options) -> list[Instance]:
     prompts = [json.loads(line)["prompt"] for line in records.read_text().splitlines()[:count]]
     options = {"until": ["\nQuestion:"], "max_gen_toks": 24} | options
-    return [Instance("generate_until", {}, (text, options), 0, (task, index, 1)) for index, text in enumerate(prompts)]
+    return [
+        Instance("generate_until", {}, (text, options), 0, (task, index, repeats))
+        for index, text in enumerate(prompts)
+    ]
 
 
 def test_command_agrees_with_evaluate(records, tmp_path):
@@ -138,13 +141,25 @@ def test_a_stop_string_does_not_begin_in_the_prompt(records, method):
     assert lm.generate_until(requests(records, 1, until=[stop]), disable_tqdm=True) == [answer]
 
 
-def test_statistics_exclude_padding(records):
-    """Catches repeated requests, with which lm-eval fills up processes, that count as samples."""
+def test_stop_strings_of_the_generation_config(records):
+    """Catches a call without the tokenizer that these need."""
+    lm = harness.DiversedLM(device="cpu", batch_size=1)
+    (whole,) = lm.generate_until(requests(records, 1), disable_tqdm=True)
+    lm.model.generation_config.stop_strings = [whole[3:5]]
+    (answer,) = lm.generate_until(requests(records, 1), disable_tqdm=True)
+    assert whole.startswith(answer)
+    assert whole.index(whole[3:5]) < len(answer) < len(whole)
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_statistics_exclude_padding(records, repeats):
+    """Catches copies of a request, with which lm-eval fills up processes, that count as samples, and repeated requests
+    that do not."""
     lm = harness.DiversedLM(device="cpu", batch_size=4)
-    asked = requests(records, 2)
-    *answers, last, again = lm.generate_until([*asked, asked[-1], asked[-1]], disable_tqdm=True)
-    assert [*answers[1:], last, again] == [answers[1]] * 3
-    assert lm.get_model_info()["hf_diversed"]["tasks"]["word_problems"]["num_samples"] == 2
+    first, last = requests(records, 2, repeats=repeats)
+    answers = lm.generate_until([first] * repeats + [last] * 3 * repeats, disable_tqdm=True)
+    assert answers[repeats:] == [answers[-1]] * 3 * repeats
+    assert lm.get_model_info()["hf_diversed"]["tasks"]["word_problems"]["num_samples"] == 2 * repeats
 
 
 def test_plain_decoding_and_lossless_agree(records):

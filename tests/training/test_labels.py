@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from hf_diversed import _compat
+from hf_diversed import _compat, load_demo_pair
 from hf_diversed.features import distribution_features, drafted_token_features
 from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.prompts import left_padded
@@ -145,6 +145,16 @@ def test_branches_share_a_cache(pair):
     assert torch.equal(plain.sequences, shared.sequences)
     for expected, logits in zip(plain.logits, shared.logits):
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_stop_string_that_begins_in_the_branch():
+    """Catches a continuation past a stop string whose first token is the branch's."""
+    embedded = load_demo_pair()
+    ids = embedded.tokenizer("Question: Mia has 74 dollars.\nAnswer:", return_tensors="pt").input_ids
+    plain = greedy(embedded, ids, 6)[ids.shape[1] :].tolist()
+    stopping = dataclasses.replace(sampling(temperature=0.0), stop_strings=(embedded.tokenizer.decode(plain[:2]),))
+    run = LabelRun(embedded, Letters(), stopping, LabelSettings())
+    assert run._continued([plain[:1]], [0], [ids[0].tolist()], [plain], seed=0) == [plain[:2]]
 
 
 def test_agreement_needs_no_reference(pair, tmp_path):
