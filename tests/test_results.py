@@ -11,7 +11,7 @@ from benchmarks.differences import compare
 from hf_diversed.evaluation import read_results
 from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
 from tools import draw_plots
-from tools.figures import RESULTS, figures, flatten, holm
+from tools.figures import RESULTS, figures, flatten, holm, over_target
 from tools.tables import TABLES
 from tools.tables.parts import Column, Row, Table, below, count, number, p_value, points, rate, times
 
@@ -46,13 +46,25 @@ def test_speedups_are_ratios_of_the_same_turns():
     """Catches a ratio of medians instead of a median of ratios."""
     part = json.loads((RESULTS / "real" / "lookup-rewrite.json").read_text())["records"][0]["seconds"][0]
     own, plain = (part["methods"][method]["turns"] for method in ("lossless", "target"))
-    ratios = [a["tokens"] / a["seconds"] / (b["tokens"] / b["seconds"]) for a, b in zip(own, plain)]
+    speeds = [[sum(turn["tokens"]) / sum(turn["seconds"]) for turn in turns] for turns in (own, plain)]
+    ratios = [a / b for a, b in zip(*speeds)]
     (found,) = (
         figure
         for figure in figures("lookup-rewrite")
         if (figure.method, figure.metric) == ("lossless", "speedup, batch 1")
     )
-    assert (found.value, found.low, found.high) == (median(ratios), min(ratios), max(ratios))
+    assert (found.value, found.low, found.high) == pytest.approx((median(ratios), min(ratios), max(ratios)))
+
+
+def test_bounds_of_one_turn_are_paired_by_batch():
+    """Catches a mean of ratios, and batches of the target that are drawn apart from those of the method."""
+    target = {"seconds": [1.0, 2.0, 30.0], "tokens": [10, 20, 300]}
+    halved = {"seconds": [0.5, 1.0, 15.0], "tokens": [10, 20, 300]}
+    assert over_target([halved], [target]) == {"speedup": (2.0, 2.0, 2.0), "time": (0.5, 0.5, 0.5)}
+    uneven = {"seconds": [1.0, 1.0, 15.0], "tokens": [20, 20, 300]}
+    found = over_target([uneven], [target])
+    assert found["time"] == (17 / 33, 0.5, 1.0)
+    assert found["speedup"][0] == pytest.approx(340 / 17 / 10)
 
 
 @pytest.mark.parametrize(
@@ -242,3 +254,33 @@ def test_claims_about_repeated_runs():
         by_prompt = np.sum(runs, axis=0)
         z = by_prompt.sum() / np.sqrt(len(by_prompt) * by_prompt.var(ddof=1))
         assert claim.format(gain=by_prompt.sum(), n=np.size(runs), z=z) in page
+
+
+def test_claims_about_times():
+    """Catches times in the text that do not follow from the measured seconds."""
+    root = RESULTS.parent
+    readme, page, choosing = (
+        " ".join((root / name).read_text().split())
+        for name in ("README.md", "docs/results-speed.md", "docs/choosing.md")
+    )
+    code, math = (
+        {
+            figure.method: figure
+            for figure in figures(f"qwen-coder-speed-{task}-t0")
+            if figure.metric == "time, batch 1"
+        }
+        for task in ("mbpp", "gsm8k")
+    )
+
+    def claim(figure, template):
+        return template.format(f"{figure.value:.2f}", f"{figure.low:.2f} to {figure.high:.2f}", figure.n)
+
+    assert claim(code["lenience:0.3"], "is {} of the target's (95% interval: {})") in readme
+    assert claim(code["lossless"], "that of `lossless` is {} ({})") in readme
+    assert claim(code["lossless"], "takes {} (95% interval: {}) of the target's time for {} prompts of code") in page
+    assert claim(math["lossless"], "and {} ({}) for {} prompts of math") in page
+    assert claim(code["lenience:0.3"], "about the same: {} ({})") in page
+    assert claim(math["lenience:0.3"], "takes {} ({}) of the target's time") in page
+    assert claim(code["lossless"], "in {} ({}) of its time") in choosing
+    assert claim(math["lossless"], "in {} ({}) of its time") in choosing
+    assert claim(code["lenience:0.3"], "in {} ({}) of the target's time") in choosing

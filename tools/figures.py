@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hf_diversed.evaluation.intervals import Bootstrap
 from hf_diversed.formatting import LOSSLESS
 
 
@@ -107,8 +109,7 @@ def _rows(*names: str, task: str = "", part: str = "") -> Callable[[str, Row], I
 
 
 def _speed(study: str, found: Row) -> Iterator[Figure]:
-    """Tokens per second, and the time for the same prompts, over those of the target: median and range of alternating
-    turns."""
+    """Tokens per second, and the time for the same prompts, over those of the target."""
     for record in found["records"]:
         for row in record.get("quality", ()):
             yield from flatten(study, row["task"], row["method"], row["n"], row)
@@ -116,15 +117,34 @@ def _speed(study: str, found: Row) -> Iterator[Figure]:
             drafted = f", {record['num_assistant_tokens']} draft tokens" if "num_assistant_tokens" in record else ""
             reference = part["methods"]["target"]["turns"]
             for method, timed in part["methods"].items():
-                turns = list(zip(timed["turns"], reference))
-                ratios_of = {
-                    "speedup": [a["tokens"] / a["seconds"] / (b["tokens"] / b["seconds"]) for a, b in turns],
-                    "time": [a["seconds"] / b["seconds"] for a, b in turns],
-                }
-                for name, ratios in ratios_of.items():
+                for name, values in over_target(timed["turns"], reference).items():
                     metric = f"{name}, batch {part['batch_size']}"
-                    bounds = (min(ratios), max(ratios)) if len(ratios) > 1 else ()
-                    yield Figure(study, record["task"] + drafted, method, None, metric, median(ratios), *bounds)
+                    yield Figure(study, record["task"] + drafted, method, record.get("num_prompts"), metric, *values)
+
+
+def over_target(turns: Sequence[Row], reference: Sequence[Row]) -> dict[str, Sequence[float]]:
+    """Return tokens per second ("speedup") and time relative to the target: value, or value, low, high.
+
+    Several turns: median and range. One turn of several batches: ratio with 95% bounds clustered by batch.
+    """
+    if len(turns) > 1:
+        pairs = list(zip(turns, reference))
+        times = [sum(turn["seconds"]) / sum(target["seconds"]) for turn, target in pairs]
+        lengths = [sum(turn["tokens"]) / sum(target["tokens"]) for turn, target in pairs]
+        found = {"speedup": [length / time for length, time in zip(lengths, times)], "time": times}
+        return {name: (median(values), min(values), max(values)) for name, values in found.items()}
+    (turn,), (target,) = turns, reference
+    bootstrap = _bootstrap(len(turn["seconds"]))
+    time = bootstrap.ratio(turn["seconds"], target["seconds"])
+    estimates = {"speedup": bootstrap.ratio(turn["tokens"], target["tokens"]) / time, "time": time}
+    if len(turn["seconds"]) == 1:
+        return {name: (float(values[0]),) for name, values in estimates.items()}
+    return {name: astuple(bootstrap.estimate(values)) for name, values in estimates.items()}
+
+
+@cache
+def _bootstrap(batches: int) -> Bootstrap:
+    return Bootstrap(batches)
 
 
 def _compiled(study: str, found: Row) -> Iterator[Figure]:
@@ -189,7 +209,8 @@ def _costs(study: str, found: Row) -> Iterator[Figure]:
 
 
 _READERS: dict[str, Callable[[str, Row], Iterator[Figure]]] = {
-    **{f"qwen-coder-speed-{suffix}": _speed for suffix in ("t0", "t0.7-k20-p0.8")},
+    **{f"qwen-coder-speed-{name}": _speed for name in ("mbpp-t0", "gsm8k-t0", "mbpp-t0.7-k20-p0.8")},
+    **{f"qwen-coder-speed-batch8-{suffix}": _speed for suffix in ("t0", "t0.7-k20-p0.8")},
     **dict.fromkeys(("lookup-scitldr", "lenience-scitldr", "lookup-rewrite"), _speed),
     **{f"learning-{task}": _learning for task in TASKS},
     **dict.fromkeys(("ceiling-math", "ceiling-summary"), _ceiling),

@@ -1,5 +1,7 @@
 """Tables of quality and acceptance, on the embedded pair, the Qwen2.5-Coder pair and SmolLM2."""
 
+from collections.abc import Sequence
+
 from tools.figures import TASKS, dtypes, figures
 from tools.tables.parts import (
     ACCEPTED,
@@ -32,6 +34,7 @@ SAMPLED = "temperature 0.7, top-p 0.8, top-k 20"
 BELOW_EXACT = Column("points below exact decoding", "quality", below, minus="target, lossless")
 EXACT_NOTE = "Exact decoding: the mean of `target` and `lossless`, which have the same distribution."
 UPSTREAM = ("upstream", "transformers, 5 draft tokens")
+PUBLISHED = {"mbpp": ("MBPP", "pass@1"), "humaneval": ("HumanEval", "pass@1"), "gsm8k": ("GSM8K", "accuracy")}
 
 
 def pair() -> dict[str, Table]:
@@ -121,16 +124,15 @@ def published() -> dict[str, Table]:
                 *methods("", "lossless", "lenience:0.3"),
             ],
             [
-                _speed("t0", 1)._replace(header="tokens/s", form=factor),
-                Column("code: forwards per answer", "mean_rounds", one_decimal, f"{mbpp}-t0"),
+                _speed("mbpp", "t0", "time")._replace(header="code: time", form=factor),
                 Column("code: correct", "quality", share, f"{mbpp}-t0"),
+                _speed("gsm8k", "t0", "time")._replace(header="math: time", form=factor),
                 Column("math: correct", "quality", share, f"{gsm8k}-t0"),
             ],
-            "Qwen2.5-Coder 1.5B with 0.5B, greedy decoding, `num_assistant_tokens=5`. Code: 500 prompts of MBPP (95% "
-            "intervals: ±4 points); forwards are forward passes of the target. Math: 300 of GSM8K (±6), 100 in "
-            "bfloat16 and 200 in float32. Tokens per second: relative to the target alone, 8 prompts of MBPP at batch "
-            "size 1, median of 3 runs in bfloat16 on two CPU threads, with linear layers packed by "
-            "`benchmarks/cpu_layers.py`.",
+            "Qwen2.5-Coder 1.5B with 0.5B, greedy decoding, `num_assistant_tokens=5`. Correct: 500 prompts of MBPP "
+            "(95% intervals: ±4 points), and 300 of GSM8K (±6), 100 in bfloat16 and 200 in float32. Time: for the "
+            "same prompts, relative to the target alone; 48 prompts of MBPP and 12 of GSM8K at batch size 1, in "
+            "bfloat16 on two CPU threads, with linear layers packed by `benchmarks/cpu_layers.py`.",
         ),
         "head-real": Table(
             "head trained on MBPP, task",
@@ -217,6 +219,7 @@ def published() -> dict[str, Table]:
             "greedy decoding",
             "t0",
             "500 prompts of MBPP and 164 of HumanEval in bfloat16, 300 of GSM8K (100 in bfloat16, 200 in float32)",
+            ("mbpp", "gsm8k"),
             label,
         ),
         **_setting(
@@ -225,6 +228,7 @@ def published() -> dict[str, Table]:
             "t0.7-k20-p0.8",
             "500 prompts of MBPP (200 in bfloat16, 300 in float32), 164 of HumanEval in bfloat16, 300 of GSM8K (100 "
             "in bfloat16, 200 in float32)",
+            ("mbpp",),
             label,
         ),
         "specbench": Table(
@@ -248,53 +252,60 @@ def published() -> dict[str, Table]:
     }
 
 
-def _speed(suffix: str, size: int) -> Column:
-    """Return the column of tokens per second in a setting of the Qwen2.5-Coder pair at a batch size."""
-    header, metric = f"tokens/s, batch size {size}", f"speedup, batch {size}"
-    return Column(header, metric, times, f"qwen-coder-speed-{suffix}", "mbpp, 5 draft tokens")
+def _speed(task: str, suffix: str, metric: str, size: int = 1) -> Column:
+    """Return the column of "speedup" (tokens per second) or "time" of the Qwen2.5-Coder pair, over the target."""
+    title = PUBLISHED[task][0] + (f", batch size {size}" if size > 1 else "")
+    header = f"{title}: {'tokens/s' if metric == 'speedup' else metric}"
+    study = f"qwen-coder-speed-{task if size == 1 else f'batch{size}'}-{suffix}"
+    return Column(header, f"{metric}, batch {size}", times, study, f"{task}, 5 draft tokens")
 
 
-def _setting(name: str, title: str, suffix: str, prompts: str, label: tuple[str, str]) -> dict[str, Table]:
+def _setting(
+    name: str, title: str, suffix: str, prompts: str, timed: Sequence[str], label: tuple[str, str]
+) -> dict[str, Table]:
     """Return the tables of a setting of the Qwen2.5-Coder pair: a summary, the speed, the forwards per answer, and one
-    table per task."""
-    tasks = {"mbpp": ("MBPP", "pass@1"), "humaneval": ("HumanEval", "pass@1"), "gsm8k": ("GSM8K", "accuracy")}
-    drop, note = (DROP, "") if suffix == "t0" else (BELOW_EXACT, f" {EXACT_NOTE}")
+    table per task. `timed` are the timed tasks."""
+    timed_prompts = " and ".join(
+        f"{figures(f'qwen-coder-speed-{task}-{suffix}')[0].n} prompts of {PUBLISHED[task][0]}" for task in timed
+    )
+    if suffix == "t0":
+        drop, note, metric, measured = DROP, "", "time", "Time for the same prompts"
+    else:  # the lengths of sampled answers differ by chance
+        drop, note, metric, measured = BELOW_EXACT, f" {EXACT_NOTE}", "speedup", "Tokens per second"
     summary = Table(
         title,
         methods("", "target", UPSTREAM, "lossless", *RELAXED, label),
         [
-            _speed(suffix, 1)._replace(form=factor),
-            Column("target forwards per MBPP answer", "mean_rounds", one_decimal, f"qwen-coder-mbpp-{suffix}"),
+            *(_speed(task, suffix, metric)._replace(form=factor) for task in timed),
             *(
                 drop._replace(header=f"{task}: {drop.header}", study=f"qwen-coder-{key}-{suffix}")
-                for key, (task, _) in tasks.items()
+                for key, (task, _) in PUBLISHED.items()
             ),
         ],
         f"{prompts}, 5 draft tokens per round; 95% intervals; negative values: the method scores "
-        f"higher.{note} Tokens per second: relative to `target`, 8 prompts of MBPP in bfloat16, packed linear layers, "
-        "two CPU threads, median of 3 alternating runs.",
+        f"higher.{note} {measured} relative to `target`: {timed_prompts}, batch size 1, bfloat16, "
+        "packed linear layers, two CPU threads.",
     )
     speed = Table(
         title,
         methods("", UPSTREAM, "lossless", *RELAXED, label),
         [
-            column
-            for size in (1, 8)
-            for column in (
-                _speed(suffix, size),
-                _speed(suffix, size)._replace(header=f"time, batch size {size}", metric=f"time, batch {size}"),
-            )
+            _speed(task, suffix, metric, size)
+            for task, size in (*((task, 1) for task in timed), ("mbpp", 8))
+            for metric in ("speedup", "time")
         ],
         "Relative to `generate` of transformers without a draft model at that batch size, 5 draft tokens per round, "
-        "bfloat16, packed linear layers, eager, 8 prompts of MBPP, median (range) of 3 alternating runs on two "
-        "threads of a CPU. The time is that for the 8 answers, which differ in length. Data: {data}.",
+        f"bfloat16, packed linear layers, eager, two threads of a CPU. {timed_prompts}, with 95% intervals clustered "
+        "by prompt; at batch size 8 on another CPU, 8 prompts, median (range) of 3 alternating runs. The time is that "
+        "for the same prompts, whose answers differ in length. Data: "
+        f"`results/real/qwen-coder-speed-*-{suffix}.json`.",
     )
     forwards = Table(
         title,
         methods("", "target", "lossless", *RELAXED, label),
         [
             column._replace(study=f"qwen-coder-{key}-{suffix}")
-            for key, (task, _) in tasks.items()
+            for key, (task, _) in PUBLISHED.items()
             for column in (
                 Column(f"{task}: forwards per answer", "mean_rounds", one_decimal),
                 Column("more than `lossless`", "mean_rounds", number, minus="lossless"),
@@ -318,7 +329,7 @@ def _setting(name: str, title: str, suffix: str, prompts: str, label: tuple[str,
             f"{{n}} prompts, {title}, {dtypes(f'qwen-coder-{key}-{suffix}')}, 5 draft tokens per round, at most "
             f"{320 if key == 'mbpp' else 400} new tokens; 95% intervals clustered by prompt. Data: {{data}}.",
         )
-        for key, (task, metric) in tasks.items()
+        for key, (task, metric) in PUBLISHED.items()
     }
     return {f"pair-{name}": summary, f"speed-{name}": speed, f"forwards-{name}": forwards, **details}
 
