@@ -263,7 +263,9 @@ def hidden_width(model: PreTrainedModel) -> int:
 def vocab_size(model: PreTrainedModel) -> int:
     """Width of the logits. It can differ from the config after resizing, and from the matrix of a cut embedding."""
     output = model.get_output_embeddings()
-    return getattr(output, "num_ids", None) or _matrix_shape(output)[0]
+    rows = getattr(output, "num_ids", None) or _matrix_shape(output)[0]
+    unpadded = getattr(text_config(model), "unpadded_vocab_size", None)  # Inkling cuts its logits to it
+    return rows if unpadded is None else min(rows, unpadded)
 
 
 def known_ids(model: PreTrainedModel) -> int:

@@ -273,14 +273,22 @@ def _translator(
     """Return the translator between two vocabularies, given by tokenizer, its length, and the width of the logits.
 
     Upstream's `generate` prunes the draft model's embeddings and returns logits in another order. Without pruning, the
-    draft model is unchanged and q is right.
+    draft model is unchanged and q is right. Ids beyond the logits of either model are not shared: a tokenizer can have
+    more ids than its model has logits.
     """
     model = SimpleNamespace(device=device)  # without pruning, only the device is used
     translator = AssistantToTargetTranslator(target_tokenizer, draft_tokenizer, target_size, model)
-    known = max(draft_tokenizer.get_vocab().values()) + 1
-    if known < draft_size:  # padding of the output embedding, which the translator does not suppress
-        padding = SuppressTokensLogitsProcessor(list(range(known, draft_size)), str(device))
-        translator.logits_processors = LogitsProcessorList([*(translator.logits_processors or []), padding])
+    known, none = translator._assistant_to_target_input_ids, translator.SUPPRESS_TOKEN_ID
+    ids = torch.full((draft_size,), none, device=device)
+    ids[: len(known)] = known[:draft_size]
+    ids[ids >= target_size] = none
+    translator._assistant_to_target_input_ids = ids
+    translator.target_to_assistant_input_ids = {
+        target_id: draft_id for draft_id, target_id in enumerate(ids.tolist()) if target_id != none
+    }
+    unshared = (ids == none).nonzero()[:, 0].tolist()
+    suppress = [SuppressTokensLogitsProcessor(unshared, str(device))] if unshared else []
+    translator.logits_processors = LogitsProcessorList(suppress) or None
     return translator
 
 

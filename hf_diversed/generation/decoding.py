@@ -202,7 +202,7 @@ def verify(
     next_token = draw(next_probs, round_noise.noise)
     faults = find_faults(draft, target, verdict, num_accepted, next_probs, ~ends_on_draft)
     if draft is not None and verdict is not None and verifier.needs_check and not verifier_state.is_checked:
-        wrong = find_invalid_probs(verifier, verdict, draft, target, replacement)
+        wrong = find_invalid_probs(verifier, verdict, draft, target, replacement, ~all_accepted)
         faults = torch.where((faults == 0) & wrong, INVALID_PROBS, faults)
     return Round(
         draft,

@@ -56,12 +56,18 @@ def find_faults(
 
 
 def find_invalid_probs(
-    verifier: Verifier, verdict: Verdict, draft: DraftOutput, target: TargetOutput, replacement: torch.Tensor
+    verifier: Verifier,
+    verdict: Verdict,
+    draft: DraftOutput,
+    target: TargetOutput,
+    replacement: torch.Tensor,
+    rejected: torch.Tensor,
 ) -> torch.Tensor:
     """Return rows with invalid probabilities of a user-defined verifier, bool `[B]`. `find_faults` checks for NaN.
 
     Args:
         replacement: `[B, V]`, value of `verdict.replacement` at one position per row.
+        rejected: bool `[B]`, rows that rejected a token. The others do not use the replacement, which may be 0.
 
     Raises:
         ValueError: for a wrong shape.
@@ -86,5 +92,5 @@ def find_invalid_probs(
         wrong |= (emitted.amin(-1) < 0.0) | ((emitted.sum(-1) - 1.0).abs() > _ROUNDING)
     rows = (wrong & draft.active).any(-1)
     if draft.sampled:
-        rows |= (replacement.amin(-1) < 0.0) | (replacement.sum(-1) <= 0.0)
+        rows |= (replacement.amin(-1) < 0.0) | (rejected & (replacement.sum(-1) <= 0.0))
     return rows

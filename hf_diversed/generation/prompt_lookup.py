@@ -15,8 +15,9 @@ class PromptLookupDrafter(Drafter):
     """Generates draft tokens for every row as upstream's prompt lookup does for a single row.
 
     q is one-hot: the draft token has probability 1. It depends on the prefix only, so `w p + (1 - w) q` is a
-    distribution. A row without a match has no draft tokens in that round. A draft block ends before the first EOS, and
-    before the first token that a processor forbids (if that is its first token, upstream would try another match).
+    distribution. A row without a match has no draft tokens in that round. A draft block ends before the first EOS,
+    before the first token that a processor forbids (if that is its first token, upstream would try another match), and
+    before the first id that has no logit, such as the image token of some models.
 
     Args:
         rows: ids of the batch; draft tokens are written after each row's length.
@@ -76,7 +77,8 @@ class PromptLookupDrafter(Drafter):
         if count < 1 or (self._min_match and not _repeats(text[0], self._min_match)):
             return text[0, :0]
         candidates, _ = self._lookup.get_candidates(text)
-        return candidates[0, text.shape[1] :][:count]
+        found = candidates[0, text.shape[1] :][:count]
+        return found[: int((found < self.vocab_size).cumprod(0).sum())]
 
 
 def _repeats(ids: torch.Tensor, size: int) -> bool:

@@ -343,7 +343,8 @@ def _bias(trace: Trace, tv: torch.Tensor, target: TargetOutput) -> torch.Tensor 
         return (1.0 - trace.weight) * tv
     if trace.emitted_probs is None:
         return trace.bias
-    return total_variation(trace.emitted_probs(), target.probs()[:, :-1])
+    exact = total_variation(trace.emitted_probs(), target.probs()[:, :-1])
+    return exact.masked_fill(trace.bias.isnan(), float("nan"))  # undefined outside the phase of `PhaseVerifier`
 
 
 def _log_prob(tokens: torch.Tensor, is_bonus: torch.Tensor, round: Round) -> torch.Tensor:

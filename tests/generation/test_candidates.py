@@ -186,6 +186,29 @@ def test_lossless_samples_have_the_distribution_of_the_target(name):
     assert statistic < cells + 4 * (2 * cells) ** 0.5
 
 
+def test_ids_without_logits_are_not_shared():
+    """Catches an IndexError for tokenizers with more ids than their models have logits."""
+    words = [f"w{(7 * i + 5) % 71}" for i in range(62)]
+    target, draft = word_tokenizer(), word_tokenizer(words=words)
+    for target_size, draft_size in ((50, 60), (VOCAB_SIZE, 66)):
+        translator = candidates._translator(
+            target, len(target), target_size, draft, len(draft), draft_size, torch.device("cpu")
+        )
+        shared = {
+            id: target.get_vocab()[word]
+            for word, id in draft.get_vocab().items()
+            if id < draft_size and target.get_vocab().get(word, target_size) < target_size
+        }
+        logits = torch.randn(1, 3, draft_size)
+        expected, kept = torch.full((1, 3, target_size), -torch.inf), torch.full_like(logits, -torch.inf)
+        for draft_id, target_id in shared.items():
+            expected[..., target_id] = kept[..., draft_id] = logits[..., draft_id]
+        found = translator.logits_processors(None, logits)
+        assert torch.equal(found, kept)
+        assert torch.equal(translator.get_target_logits(found), expected)
+        assert translator.target_to_assistant_input_ids == {there: here for here, there in shared.items()}
+
+
 def texts(target, ids, length: int, top_k: int) -> dict[tuple[int, ...], float]:
     """Return all texts of `length` tokens among the `top_k` best, with their probabilities."""
     found = {(): 1.0}

@@ -97,6 +97,12 @@ class Accepting(Verifier):
         return Verdict(accept_prob, lambda positions: self.change(target.probs(positions)))
 
 
+def test_an_unused_replacement_is_not_checked(pair):
+    """Catches a residual of 0 that is reported where no token was rejected, as for equal p and q."""
+    accepted = generate(pair, verifier=Accepting(1.0, lambda p: 0.0 * p), do_sample=True, max_new_tokens=12)
+    assert accepted.stats.num_rejected == 0
+
+
 class WithState(Accepting):
     """Also returns a state of one value per row, after 0..G draft tokens and `extra` more."""
 

@@ -3,6 +3,7 @@
 `tests/fuzz` compares it with a naive reference: padding, ends, forbidden tokens, and rows that were removed.
 """
 
+import copy
 import functools
 
 import pytest
@@ -17,7 +18,7 @@ from hf_diversed.blocks import DraftOutput
 from hf_diversed.generation.drafting import ModelDrafter
 from hf_diversed.generation.prompt_lookup import CopyingDrafter, PromptLookupDrafter
 from hf_diversed.verifiers import PhaseVerifier
-from tests.tiny import EOS, PAD, ragged_batch, tiny_draft, tiny_model
+from tests.tiny import EOS, PAD, VOCAB_SIZE, ragged_batch, tiny_draft, tiny_model
 from tests.verifier_cases import DISTRIBUTION_CASES, Probs, enumerate_emitted, make_block, weights_of
 
 
@@ -175,6 +176,19 @@ def test_phases_of_short_rows(target, begin, end):
     lossless = lookup(target, "lossless", {"input_ids": ids})
     is_lossless = together.stats.num_accepted == lossless.stats.num_accepted
     assert is_lossless == (begin == EOS)  # no phase begins: EOS ends the row
+
+
+def test_ids_without_logits_are_not_copied(target):
+    """Catches an index out of range for prompts with such an id, as the image token of Mllama."""
+    wider = copy.deepcopy(target)
+    embedding = torch.nn.Embedding(VOCAB_SIZE + 8, wider.config.hidden_size)
+    embedding.weight.data[:VOCAB_SIZE] = wider.get_input_embeddings().weight.data
+    wider.set_input_embeddings(embedding)
+    ids = torch.tensor([[5, 6, 7, VOCAB_SIZE, 8, 9, 10, 5, 6]])
+    call = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    out = lookup(wider, "lossless", call)
+    assert out.stats.num_drafted > 0
+    assert torch.equal(out.sequences, wider.generate(**call, max_new_tokens=24, do_sample=False))
 
 
 def test_other_ways_to_select_prompt_lookup(target):

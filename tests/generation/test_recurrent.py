@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, diversed_decoding
+from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, diversed_decoding, model_facts
 from hf_diversed.engines.static import StaticEngine
 from hf_diversed.generation import decoding, ragged_model, recurrent_model
 from hf_diversed.generation.recurrent_model import open_model
@@ -222,6 +222,14 @@ def test_batches_of_models_that_ignore_positions_are_refused():
     target = hybrid("inkling_text")
     with pytest.raises(ValueError, match=r"ignores position_ids.* batch size must be 1, got 2"):
         decode(target, tiny_draft(target), prompt().repeat(2, 1))
+
+
+def test_logits_narrower_than_the_output_embedding():
+    """Catches a q that is wider than p, for checkpoints whose matrices are padded."""
+    target = copy.deepcopy(hybrid("inkling_text"))
+    target.config.unpadded_vocab_size = VOCAB_SIZE - 5
+    with torch.no_grad():
+        assert target(prompt()).logits.shape[-1] == model_facts.vocab_size(target) == VOCAB_SIZE - 5
 
 
 def test_a_rotary_limit_within_the_call_is_refused():

@@ -146,13 +146,16 @@ def test_lossless_blocks_relax_nothing():
     assert 0 < relaxed[1].sum() < relaxed[1].numel() / 2
 
 
-def test_statistics_count_only_what_a_phase_defines():
-    """Catches NaN in a sum where a verifier without weights decided, and an invented weight."""
+@pytest.mark.parametrize("output_token_records", [False, True])
+def test_statistics_count_only_what_a_phase_defines(output_token_records):
+    """Catches NaN in a sum where a verifier without weights decided, an invented weight, and statistics that depend on
+    the records."""
     inputs = ragged_batch()
     inputs["input_ids"][:2, -1] = 21
-    verifier = PhaseVerifier(StaticEnsembleVerifier(0.1, bias_budget=99.0), begin=21, end=34)
+    inside = StaticEnsembleVerifier(0.1, max_ratio=1e9, bias_budget=99.0)
+    call = {"verifier": PhaseVerifier(inside, begin=21, end=34), "max_new_tokens": 24, "do_sample": True}
     torch.manual_seed(0)
-    stats = generate(pair(), **inputs, verifier=verifier, max_new_tokens=24).stats
+    stats = generate(pair(), **inputs, **call, output_token_records=output_token_records).stats
     assert stats.mean_weight == pytest.approx(0.1)
     assert 0 < stats.weight_count < stats.num_accepted + stats.num_rejected == stats.tv_count
     assert stats.bias_count == stats.weight_count
