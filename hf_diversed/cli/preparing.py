@@ -17,6 +17,8 @@ from hf_diversed.cli.options import LabelOptions, MeasuringOptions
 from hf_diversed.evaluation import EvaluationSettings
 from hf_diversed.harness.methods import HeadLike, build_methods
 from hf_diversed.harness.pair import Pair
+from hf_diversed.head import DiversedHeadConfig
+from hf_diversed.head.pulling import CONFIG
 from hf_diversed.method_names import DIVERSED, MethodName
 from hf_diversed.tasks import PromptedTask, Task, get_task, load_records
 from hf_diversed.tasks.loading import choose, parse_lines
@@ -183,6 +185,11 @@ def check_new_folder(
             f"--output-dir {folder} is not empty: it holds {', '.join(files[:3])}{' ...' if len(files) > 3 else ''}. "
             f"Pass --overwrite to remove what an earlier run wrote{continued}, or choose another folder."
         )
+    config = folder / CONFIG
+    if config.is_file() and f'"{DiversedHeadConfig.model_type}"' not in config.read_text("utf-8", "replace"):
+        raise ValueError(
+            f"--overwrite would remove {config}, which is not the configuration of a head; choose another folder."
+        )
     inside = [name for name in inputs if name and Path(name).resolve().is_relative_to(folder.resolve())]
     if inside:
         raise ValueError(
@@ -236,8 +243,12 @@ def resumable(kept: Path | None, overwrite: bool) -> AbstractContextManager[None
     """On Ctrl-C print how the measurement can continue: from the finished calls in `kept`, if they are kept."""
     if kept is None:
         return terminal.interruptible("Nothing was kept; pass --output to keep finished calls.")
-    how = "without --overwrite" if overwrite else "again"
-    return terminal.interruptible(f"Finished calls are kept in {kept}: run the same command {how} to continue.")
+    how = (
+        "without --overwrite to continue, or with it if this run has finished no call"
+        if overwrite
+        else "again to continue"
+    )
+    return terminal.interruptible(f"Finished calls are kept in {kept}: run the same command {how}.")
 
 
 def numbers(option: str, text: str, kind: Callable[[str], Value]) -> list[Value]:

@@ -23,6 +23,10 @@ def load_head(name: str, device: torch.device | str | None = None, **hub: Any) -
     Args:
         name: folder, "org/name" or "org/name@revision". device: None for the CPU.
         hub: download options as in `from_pretrained`: token, cache_dir, local_files_only, force_download.
+
+    Raises:
+        ValueError: for a folder with a revision.
+        OSError: as in `from_pretrained`.
     """
     # transformers replaces global functions while it loads, and the cached head may be trained later.
     with _LOCK, torch.inference_mode(False):
@@ -31,6 +35,11 @@ def load_head(name: str, device: torch.device | str | None = None, **hub: Any) -
             stamp = _stamp(folder / CONFIG), _stamp(folder / WEIGHTS)
             return cached_load(str(folder), None, str(device or "cpu"), stamp)
         repo_id, _, revision = name.partition("@")
+        if revision and os.path.isdir(repo_id):
+            raise ValueError(
+                f"{repo_id} is a folder, which has no revisions, got {name!r}; leave out @{revision}, or pass a "
+                "strictness as diversed_strictness=."
+            )
         return cached_load(repo_id, revision or None, str(device or "cpu"), (), **hub)
 
 

@@ -33,8 +33,9 @@ def find_checkpoint(requested: str | bool | None, output_dir: Path) -> str | Non
         requested: a checkpoint folder, or True for the newest checkpoint in `output_dir`.
 
     Raises:
-        ValueError: if the folder is missing, has no optimizer state (`Trainer` would start with a new optimizer), or
-            is not in `output_dir`, where the best checkpoint and the reference rewards of its run are.
+        ValueError: if the folder is missing, has no optimizer state (`Trainer` would start with a new optimizer), is
+            not in `output_dir`, where the best checkpoint and the reference rewards of its run are, or is not the
+            newest there.
     """
     found = resume_point(output_dir) if requested is True else requested or None
     if found is None:
@@ -50,6 +51,12 @@ def find_checkpoint(requested: str | bool | None, output_dir: Path) -> str | Non
             f"{folder} belongs to the run in {folder.parent}, not to output_dir={output_dir}; pass {folder.parent} as "
             "output_dir, or resume a copy of that folder."
         )
+    newest = resume_point(output_dir)
+    if newest is not None and Path(newest).resolve() != folder.resolve():
+        raise ValueError(
+            f"{folder} is not the newest checkpoint in {output_dir}, from which a later resume would continue; move "
+            f"or remove {newest} first."
+        )
     return found
 
 
@@ -57,7 +64,7 @@ def publish(unfinished: Path, folder: Path) -> None:
     """Flush a checkpoint to disk and rename it to `folder`."""
     for path in (*unfinished.rglob("*"), unfinished):
         _sync(path)
-    shutil.rmtree(folder, ignore_errors=True)  # left by a run that was resumed before this step
+    shutil.rmtree(folder, ignore_errors=True)  # left by an earlier save of the same step
     unfinished.replace(folder)
     _sync(folder.parent)
 
@@ -116,12 +123,6 @@ class AtomicCheckpoints(Trainer):
     def save_state(self) -> None:
         with writing(Path(self.args.output_dir) / TRAINER_STATE_NAME):
             super().save_state()
-
-    def _load_callback_state(self) -> None:
-        super()._load_callback_state()  # called after the other state of a checkpoint is loaded
-        self._locate_best()
-        if self.args.load_best_model_at_end and self.state.best_model_checkpoint is None:  # its folder was removed
-            self.state.best_metric = self.state.best_global_step = None
 
     def _load_best_model(self) -> None:
         if self.state.best_model_checkpoint is not None:

@@ -41,11 +41,6 @@ class ConstraintCallback(TrainerCallback, ExportableState):
     # [rollouts, mean drop, mean acceptance] of each batch, the newest last.
     batches: list[list[float]] = field(default_factory=list, init=False)
 
-    @property
-    def objective(self) -> tuple[str, float]:
-        """The setting that the objective of evaluations depends on: c if it is fixed, else `max_drop`."""
-        return ("coef", self.coef) if self.fixed else ("max_drop", self.max_drop)
-
     def continue_from(self, other: "ConstraintCallback") -> None:
         """Copy the batches and, unless c is fixed, the c of another run. Bounds and window are unchanged."""
         self.batches = other.batches

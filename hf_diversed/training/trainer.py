@@ -4,9 +4,10 @@ import copy
 import dataclasses
 import hashlib
 import json
+import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,12 @@ class DiversedTrainer(AtomicCheckpoints):
         tokenizer = processing_class or target_tokenizer(target)
         if args.should_save:
             check_writable(Path(args.output_dir))
+        loaded = [name for name, model in (("target", target), ("draft", draft)) if isinstance(model, PreTrainedModel)]
+        if args.model_init_kwargs and loaded:
+            raise ValueError(
+                f"model_init_kwargs={args.model_init_kwargs} has no effect on the loaded {' and '.join(loaded)}; "
+                "leave it out, or pass names of models."
+            )
         target, draft = load_frozen(target, args), None if draft is None else load_frozen(draft, args)
         if args.n_gpu > 1:
             args._n_gpu = 1  # DataParallel would split groups of rollouts; use `accelerate launch` for more devices
@@ -187,7 +194,8 @@ class DiversedTrainer(AtomicCheckpoints):
             kwargs: other arguments of `Trainer.train`.
 
         Raises:
-            ValueError: if the given folder is missing, contains no optimizer state or is not in `output_dir`.
+            ValueError: if the given folder is missing, contains no optimizer state, is not in `output_dir`, or is not
+                the newest checkpoint there.
             RewardError: if a reward raises. A checkpoint of the steps so far is saved first.
             OSError: if another run is training in `output_dir`, or a file there cannot be written.
         """
@@ -387,15 +395,18 @@ class DiversedTrainer(AtomicCheckpoints):
         if self.args.constrained:
             drops = known(facts["drop"])
             metrics["quality_drop"], metrics["quality_drop_error"] = mean(drops), standard_error(drops)
-            # The maximum of noisy means is biased upwards, so the standard error is added as a margin.
-            bound = metrics["quality_drop"] + metrics["quality_drop_error"]
-            metrics["objective"] = metrics["acceptance_rate"] if bound <= self.args.max_quality_drop else -bound
-        else:
-            metrics["objective"] = metrics["reward"] + self.constraint.coef * metrics["acceptance_rate"]
+        metrics["objective"] = self._objective(metrics)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def _objective(self, metrics: Mapping[str, float]) -> float:
+        if not self.args.constrained:
+            return metrics["reward"] + self.constraint.coef * metrics["acceptance_rate"]
+        # The maximum of noisy means is biased upwards, so the standard error is added as a margin.
+        bound = metrics["quality_drop"] + metrics["quality_drop_error"]
+        return metrics["acceptance_rate"] if bound <= self.args.max_quality_drop else -bound
 
     def evaluated(self, rows: Rows) -> dict[str, list]:
         prompts = [row["prompt"] for row in rows]
@@ -466,15 +477,33 @@ class DiversedTrainer(AtomicCheckpoints):
         super()._load_callback_state()
         self._fresh = False
         restored = next(cb for cb in self.callback_handler.callbacks if isinstance(cb, ConstraintCallback))
-        metric = (self.args.metric_for_best_model or "").removeprefix("eval_")
-        best = self._validation(self.state.best_global_step) or {}
-        same_metric = best.get(metric) == self.state.best_metric
-        # Values of another metric or objective cannot be compared.
-        if not same_metric or restored.objective != self.constraint.objective:
-            self.state.best_metric = self.state.best_global_step = self.state.best_model_checkpoint = None
         self.constraint.continue_from(restored)
         self.callback_handler.remove_callback(restored)
         self.callback_handler.add_callback(self.constraint)
+        self._select_best()
+
+    def _select_best(self) -> None:
+        """Choose the best evaluated step by the metric and the limit of this run, which may be new.
+
+        With `load_best_model_at_end`, only steps with a checkpoint are candidates.
+        """
+        if self.args.metric_for_best_model is None:
+            return
+        values: dict[int, float] = {}
+        for entry in self.state.log_history:
+            step = entry["step"]
+            metrics = self._validation(step)
+            if metrics is None or (self.args.constrained and "quality_drop" not in metrics):
+                continue
+            metrics["objective"] = self._objective(metrics)
+            value = metrics[self.args.metric_for_best_model.removeprefix("eval_")]
+            if not math.isnan(value) and (self._checkpoint(step).is_dir() or not self.args.load_best_model_at_end):
+                values[step] = value
+        best = (max if self.args.greater_is_better else min)(values, key=values.__getitem__, default=None)
+        self.state.best_global_step = best
+        self.state.best_metric = None if best is None else values[best]
+        self.state.best_model_checkpoint = None
+        self._locate_best()
 
     def _save_checkpoint(self, model, trial) -> None:
         with self._timed("save"):

@@ -117,6 +117,7 @@ def test_resumes_from_the_given_checkpoint(monkeypatch, options, expected, tmp_p
 
 EARLIER = ("model.safetensors", "config.json", "README.md", "calibration/batches-0.jsonl", "checkpoint-8/head.bin")
 EARLIER += ("evaluation.parts/batches-0.jsonl",)
+EARLIER_TEXT = '{"model_type": "diversed_head"}'
 
 
 KEPT = ("notes.txt", "other.safetensors", "tokenizer.json")
@@ -128,7 +129,7 @@ def used(tmp_path):
     for name in (*EARLIER, *KEPT, "checkpoint-8/optimizer.pt"):
         path = tmp_path / "used" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("earlier")
+        path.write_text(EARLIER_TEXT)
     return tmp_path / "used"
 
 
@@ -138,7 +139,15 @@ def test_used_folders_are_refused(used):
     refused("is not empty: it holds README.md, calibration, checkpoint-8 ...", "train", *options)
     message = " ".join(run("train", *options).stderr.split())
     assert "Pass --overwrite to remove what an earlier run wrote, --resume to continue it" in message
-    assert all((used / name).read_text() == "earlier" for name in EARLIER)
+    assert all((used / name).read_text() == EARLIER_TEXT for name in EARLIER)
+
+
+def test_overwriting_keeps_other_models(used):
+    """Catches a language model that is removed because its files have the same names."""
+    (used / "config.json").write_text('{"model_type": "llama"}')
+    words = "which is not the configuration of a head"
+    refused(words, "train", "--task", "math", "--output-dir", str(used), "--overwrite")
+    assert (used / "model.safetensors").exists()
 
 
 def test_overwriting_removes_the_earlier_run(monkeypatch, used):
@@ -171,7 +180,7 @@ def test_overwriting_a_folder_in_use_is_refused(monkeypatch, used, objective):
         options += ["--objective", "counterfactual", "--labels", "labels.jsonl"]
     with FileLock(used / LOCK), pytest.raises(OSError, match="another run is training in"):
         call(options)
-    assert all((used / name).read_text() == "earlier" for name in EARLIER)
+    assert all((used / name).read_text() == EARLIER_TEXT for name in EARLIER)
 
 
 @pytest.mark.parametrize(

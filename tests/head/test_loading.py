@@ -119,6 +119,12 @@ def test_names_are_text_or_paths(name):
         DiversedHead.from_pretrained(name)
 
 
+def test_a_folder_has_no_revisions(folder):
+    """Catches a revision that is ignored, and a strictness given like one."""
+    with pytest.raises(ValueError, match=r"is a folder, which has no revisions, .* leave out @0\.9"):
+        load_head(f"{folder}@0.9")
+
+
 def test_a_head_may_be_written_over_its_own_file(folder):
     """Catches weights that share memory with the file, so that saving the head again would change them."""
     head = DiversedHead.from_pretrained(folder)

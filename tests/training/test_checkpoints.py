@@ -32,6 +32,12 @@ def test_a_folder_without_the_optimizer_is_refused(unbroken, tmp_path):
         trainer(tmp_path).train(resume_from_checkpoint=str(unbroken / "checkpoint-6"))
 
 
+def test_an_older_checkpoint_is_refused(unbroken):
+    """Catches steps that the next resume abandons, because an earlier run has a checkpoint with more steps."""
+    with pytest.raises(ValueError, match=r"checkpoint-4 is not the newest .* remove .*checkpoint-6 first"):
+        trainer(unbroken).train(resume_from_checkpoint=str(unbroken / "checkpoint-4"))
+
+
 def test_an_interrupted_first_save_does_not_count(unbroken, tmp_path, monkeypatch):
     """Catches a run that cannot start after its first save was killed; test_resume.py kills later ones."""
 
@@ -77,18 +83,42 @@ def test_the_state_names_the_best_checkpoint(unbroken_best):
     assert state["best_model_checkpoint"] == str(unbroken_best / "checkpoint-2")
 
 
-def test_a_run_resumed_with_another_metric_selects_by_it(unbroken_best, tmp_path):
-    """Catches values of different metrics that are compared: no later head could be the best."""
+@pytest.mark.parametrize("best", [2, 4, 6])
+def test_a_resumed_run_selects_by_its_own_metric(unbroken_best, tmp_path, best):
+    """Catches values of different metrics that are compared, and steps before the resumed one that are ignored."""
     moved = shutil.copytree(unbroken_best, tmp_path / "moved")
     shutil.rmtree(moved / "checkpoint-6")
     path = moved / "checkpoint-4" / "trainer_state.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"best_metric": 3.5}))  # a block efficiency
+    state = json.loads(path.read_text()) | {"best_metric": 3.5, "best_global_step": 4}  # a block efficiency
+    for line in state["log_history"]:
+        if "eval_reward" in line:
+            line["eval_reward"] = 9.0 if line["step"] == best else -1.0
+    path.write_text(json.dumps(state))
     resumed = trainer(moved, evaluated=True)
     resumed.train(resume_from_checkpoint=True)
-    (reward,) = (
-        line["eval_reward"] for line in resumed.state.log_history if line["step"] == 6 and "eval_reward" in line
-    )
-    assert (resumed.state.best_metric, resumed.state.best_global_step) == (reward, 6)
+    rewards = {line["step"]: line["eval_reward"] for line in resumed.state.log_history if "eval_reward" in line}
+    assert (resumed.state.best_metric, resumed.state.best_global_step) == (rewards[best], best)
+    assert resumed.state.best_model_checkpoint == str(moved / f"checkpoint-{best}")
+
+
+def test_a_resumed_run_selects_by_its_own_limit(tmp_path):
+    """Catches the objective of the earlier limit, a step without a checkpoint, and one without a drop."""
+    constrained = {"acceptance_coef": None, "max_quality_drop": 0.1, "metric_for_best_model": "objective"}
+    resumed = trainer(tmp_path, evaluated=True, **constrained)
+    measured = {2: (0.02, 0.5), 4: (0.06, 0.7), 6: (0.11, 0.8), 8: (0.02, 0.9)}  # drop and acceptance
+    for step, (drop, acceptance) in measured.items():
+        values = {"reward": 0.5, "acceptance_rate": acceptance, "quality_drop": drop, "quality_drop_error": 0.01}
+        values["objective"] = acceptance if drop + 0.01 <= 0.05 else -drop - 0.01  # with a limit of 0.05
+        resumed.state.log_history.append({f"eval_{name}": value for name, value in values.items()} | {"step": step})
+    resumed.state.log_history.append({"eval_objective": 2.0, "eval_acceptance_rate": 1.0, "step": 10})
+    for step in (2, 4, 6, 10):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    resumed._select_best()
+    assert (resumed.state.best_metric, resumed.state.best_global_step) == (0.7, 4)
+    assert resumed.state.best_model_checkpoint == str(tmp_path / "checkpoint-4")
+    resumed.args.load_best_model_at_end = False
+    resumed._select_best()
+    assert (resumed.state.best_global_step, resumed.state.best_model_checkpoint) == (8, None)
 
 
 def test_the_best_checkpoint_is_found_in_a_moved_folder(unbroken_best, tmp_path):

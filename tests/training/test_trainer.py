@@ -294,6 +294,14 @@ def test_models_by_name(tmp_path):
     assert history(trainer, "reward") == history(runs.trained(tmp_path / "other", runs.letters, max_steps=2), "reward")
 
 
+def test_options_of_loading_need_names(tmp_path):
+    """Catches a dtype that is recorded and published, but not used."""
+    with pytest.raises(
+        ValueError, match=r"model_init_kwargs=.*bfloat16.* has no effect on the loaded target and draft"
+    ):
+        runs.trainer(tmp_path, model_init_kwargs={"dtype": "bfloat16"})
+
+
 def test_given_head_is_trained(done, tmp_path):
     """Catches a given head that is replaced by a new one, and one that keeps a calibration of its earlier weights."""
     trained, _ = done
