@@ -12,7 +12,6 @@ from hf_diversed.cli.options import CalibrateOptions
 from hf_diversed.cli.terminal import console, notes
 from hf_diversed.evaluation.calibration import Tested, check_shares
 from hf_diversed.evaluation.calibration import calibrate as run
-from hf_diversed.evaluation.results import remove_results
 from hf_diversed.files import write_json
 from hf_diversed.formatting import percent
 from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
@@ -49,8 +48,6 @@ def calibrate(options: CalibrateOptions) -> None:
         )
     pair, prompted, examples, _ = preparing.load_prompts(options, task, None)
     head.to(pair.target.device)
-    if options.overwrite:
-        remove_results(folder)
     with preparing.resumable(folder, options.overwrite):
         tested = run(
             pair,
@@ -61,6 +58,7 @@ def calibrate(options: CalibrateOptions) -> None:
             folder,
             max_quality_drop=options.max_quality_drop,
             confidence=options.confidence,
+            overwrite=options.overwrite,
         )
     console.print(_table(tested, task.metric, options.max_quality_drop))
     if tested[0].p_value > 1.0 - options.confidence:

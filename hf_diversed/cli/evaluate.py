@@ -12,8 +12,8 @@ from hf_diversed.cli.rendering import results_by_setting
 from hf_diversed.cli.terminal import console, notes
 from hf_diversed.evaluation import EvaluationSettings, markdown_table, sweep
 from hf_diversed.evaluation.frontier import expand
-from hf_diversed.evaluation.results import remove_results
 from hf_diversed.formatting import PLAIN
+from hf_diversed.harness.methods import build_methods
 from hf_diversed.method_names import MethodName
 
 
@@ -44,9 +44,10 @@ def evaluate(options: EvaluateOptions) -> None:
         if all(MethodName.parse(method).name == PLAIN for method in methods):
             raise ValueError("--plot needs a method that verifies draft tokens, as in --methods target,lossless.")
     pair, prompted, examples, head = preparing.load_prompts(options, task, options.head)
+    built = build_methods(methods, head, pair.target.device)
     with _folder(options) as folder:
-        parts = [(methods, variant, part) for part, variant in _folders(folder, variants).items()]
-        rows = sweep(pair, prompted, examples, parts, head=head, output=options.output)
+        parts = [(built, variant, part) for part, variant in _folders(folder, variants).items()]
+        rows = sweep(pair, prompted, examples, parts, output=options.output, overwrite=options.overwrite)
     if not rows:
         return  # other processes are unfinished; the last one reports
     console.print(results_by_setting(rows))
@@ -65,9 +66,6 @@ def _folder(options: EvaluateOptions) -> Iterator[Path]:
         folder = Path(scratch)
         if options.output is not None:
             folder = options.output.with_name(options.output.name.removesuffix(".json") + ".parts")
-        if options.overwrite:
-            for part in (folder, *folder.glob("*")):  # one folder per variant, if there are several
-                remove_results(part)
         with preparing.resumable(None if options.output is None else folder, options.overwrite):
             yield folder
 

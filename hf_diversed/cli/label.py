@@ -41,11 +41,11 @@ def label(options: LabelOptions) -> None:
         batch_size=options.batch_size,
         stop_strings=() if options.chat else tuple(task.stop_strings),
     )
-    if options.overwrite:
-        options.output.unlink(missing_ok=True)
     prompts = [row["prompt"] for row in rows]
     with preparing.resumable(options.output, options.overwrite):
-        labels = make_labels(pair, task, prompts, records, sampling, settings, options.output)
+        labels = make_labels(
+            pair, task, prompts, records, sampling, settings, options.output, overwrite=options.overwrite
+        )
     noise = "" if math.isnan(labels.noise) else f", noise {labels.noise:.4f} per label"
     notes.print(f"{len(labels.cost)} labels, mean cost {float(labels.cost.mean()):.4f}{noise}", highlight=False)
     console.print(str(options.output), markup=False, highlight=False, soft_wrap=True)

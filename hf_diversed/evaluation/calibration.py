@@ -54,6 +54,7 @@ def calibrate(
     *,
     max_quality_drop: float = 0.01,
     confidence: float = 0.95,
+    overwrite: bool = False,
 ) -> list[Tested]:
     """Find the most permissive strictness for a tolerated quality drop, by fixed-sequence testing.
 
@@ -70,6 +71,7 @@ def calibrate(
         output: a folder that stores every finished call, so that an interrupted calibration can continue.
         max_quality_drop: tolerated drop, in (0, 1), in units of the task's metric.
         confidence: in (0, 1).
+        overwrite: remove earlier results in `output` before the first strictness is measured, as in `evaluate`.
 
     Returns:
         All tested settings; all but the last have passed. The last one has if its p-value is at most `1 - confidence`.
@@ -88,7 +90,16 @@ def calibrate(
     found = None
     for strictness in STRICTNESSES:
         label = f"diversed@{strictness:g}"
-        records = evaluate(pair, task, examples, [PLAIN, label], settings, head=head, output=output)
+        records = evaluate(
+            pair,
+            task,
+            examples,
+            [PLAIN, label],
+            settings,
+            head=head,
+            output=output,
+            overwrite=overwrite and not tested,  # later strictness values use the calls of the first
+        )
         results = read_results(output)
         drops = paired_drops(rewards(results, PLAIN), rewards(results, label))
         drops = drops[np.random.default_rng(settings.seed).permutation(len(drops))]  # a file may be sorted

@@ -7,7 +7,7 @@ from typing import Any
 
 from hf_diversed import model_facts
 from hf_diversed.evaluation.calls import measured_call
-from hf_diversed.evaluation.results import Results, open_file, read_results
+from hf_diversed.evaluation.results import Results, open_file, read_results, remove_results
 from hf_diversed.evaluation.settings import EvaluationSettings
 from hf_diversed.evaluation.summary import summarize
 from hf_diversed.files import append_lines, write_json
@@ -33,6 +33,7 @@ def evaluate(
     *,
     head: HeadLike | None = None,
     output: Path | str | None = None,
+    overwrite: bool = False,
 ) -> list[dict]:
     """Measure quality, acceptance and cost of several methods on the same prompts under the same seeds.
 
@@ -45,6 +46,7 @@ def evaluate(
             `settings.world_size`) share it. When all calls are finished, `evaluation.json` is written there:
             {"records": [...], "provenance": {...}}. The provenance is that of the first session that measured calls;
             `sessions` has those of the others, which continued it or ran beside it.
+        overwrite: remove earlier results in `output`, but not in its subfolders, once all checks below have passed.
 
     Returns:
         One record per method, see `summarize`, including the methods already in the folder. The list is empty while
@@ -52,8 +54,8 @@ def evaluate(
 
     Raises:
         ValueError: before anything is written, for unknown methods, a head of another pair, prompts that have no
-            tokens or do not fit in the learned positions of a model, or an output folder with results of other
-            settings.
+            tokens or do not fit in the learned positions of a model, an output folder with results of other settings
+            (unless `overwrite`), or `overwrite` with several processes.
 
     Example:
         ```python
@@ -61,22 +63,18 @@ def evaluate(
         records = evaluate(pair, task, examples, ["target", "lossless"], EvaluationSettings(num_examples=100))
         ```
     """
-    settings = settings or EvaluationSettings()
-    built = build_methods(methods, head, pair.target.device)
-    examples = list(examples)[: settings.num_examples]
-    if not examples:
-        raise ValueError("`examples` must hold at least one record, got none.")
-    if settings.world_size > 1 and output is None:
-        raise ValueError(f"world_size = {settings.world_size} needs `output`, the folder that the processes share.")
-    run = _Run(pair, task, examples, built, settings)
-    labels = [method.label for method in built]
-    if output is None:
-        return summarize(run.complete(None), labels)
-    results = run.complete(Path(output))
-    if results.missing(labels):
-        return []
-    others = [label for label in results.labels() if label not in labels and not results.missing([label])]
-    return report(output, labels + others)
+    run = Run(pair, task, examples, methods, settings or EvaluationSettings(), head, output)
+    prepare([run], overwrite)
+    return run.complete()
+
+
+def prepare(runs: Sequence["Run"], overwrite: bool) -> None:
+    """Check all runs, then remove earlier results if `overwrite`."""
+    for run in runs:
+        run.check(overwrite)
+    for run in runs:
+        if overwrite and run.output is not None:
+            remove_results(run.output)
 
 
 def report(output: Path | str, labels: Sequence[str] | None = None) -> list[dict]:
@@ -104,57 +102,103 @@ def definitions(results: Results) -> dict[str, str]:
     return {entry["method"]: entry["definition"] for entry in results.entries.values()}
 
 
-class _Run:
-    """The part of an evaluation that one process runs."""
+class Run:
+    """The calls of an evaluation that one process runs; the arguments are those of `evaluate`."""
 
     def __init__(
         self,
         pair: Pair,
         task: Task | PromptedTask,
-        examples: list[Mapping[str, Any]],
-        methods: list[Method],
+        examples: Sequence[Mapping[str, Any]],
+        methods: Sequence[MethodLike],
         settings: EvaluationSettings,
+        head: HeadLike | None,
+        output: Path | str | None,
     ):
-        self.task, self.examples, self.methods, self.settings = task, examples, methods, settings
+        self.methods = build_methods(methods, head, pair.target.device)
+        self.task, self.examples, self.settings = task, list(examples)[: settings.num_examples], settings
+        self.output = None if output is None else Path(output)
+        if not self.examples:
+            raise ValueError("`examples` must hold at least one record, got none.")
+        if settings.world_size > 1 and output is None:
+            raise ValueError(
+                f"world_size = {settings.world_size} needs `output`, the folder that the processes share."
+            )
         sampling = settings.sampling(task.stop_strings, task.max_new_tokens)
         self.decoder = Decoder(pair, sampling)
-        prompts = [task.prompt(example) for example in examples]
+        prompts = [task.prompt(example) for example in self.examples]
         self.prompts = encode(pair.tokenizer, prompts, settings.add_special_tokens)
         self.decoder.check_prompts(self.prompts)
         self.batches = plan_batches([len(prompt) for prompt in self.prompts], settings.batch_size)
         self.header = {
             "task": task.name,
             "metric": task.metric,
-            "n": len(examples),
+            "n": len(self.examples),
             "num_batches": len(self.batches),
             "max_new_tokens": sampling.max_new_tokens,
             "stop_strings": list(sampling.stop_strings),
             "target": _model_identity(pair.target),
             "draft": {"name": LOOKED_UP} if pair.draft is None else _model_identity(pair.draft),
             "device": pair.target.device.type,
-            "data": data_digest([prompts, examples]),
+            "data": data_digest([prompts, self.examples]),
             "settings": settings.identity(),
             **getattr(task, "prompt_format", {}),  # plain tasks have none
         }
 
-    def complete(self, folder: Path | None) -> Results:
-        """Run the unfinished calls of this process: all methods on one batch, then the next batch."""
-        results = Results(self.header) if folder is None else read_results(folder, self.header)
-        self._check_definitions(results)
+    def check(self, overwrite: bool) -> None:
+        """Check the stored results, unless they will be removed, and decode a few tokens with each unfinished method.
+
+        Raises:
+            ValueError: for stored results of other settings or methods, for `overwrite` with several processes, or
+                for a method that does not support the pair or the sampling settings.
+        """
+        if overwrite and self.settings.world_size > 1:
+            raise ValueError(
+                f"`overwrite` must be False with several processes, got world_size = {self.settings.world_size}; "
+                "delete the results before the run."
+            )
+        results = Results(self.header) if overwrite else self._stored()
+        found = definitions(results)
+        for method in self.methods:
+            if found.get(method.label, method.definition) != method.definition:
+                raise ValueError(
+                    f"the output folder holds {method.label!r} as {found[method.label]}, got {method.definition}; "
+                    "choose another label or folder, or remove the older results (--overwrite on the command line)."
+                )
+        self._warm_up(self._unfinished(results))
+
+    def complete(self) -> list[dict]:
+        """Run the unfinished calls, and return the records of all finished methods; [] if calls are missing."""
+        results, labels = self._run_calls(), [method.label for method in self.methods]
+        if self.output is None:
+            return summarize(results, labels)
+        if results.missing(labels):
+            return []
+        others = [label for label in results.labels() if label not in labels and not results.missing([label])]
+        return report(self.output, labels + others)
+
+    def _stored(self) -> Results:
+        return Results(self.header) if self.output is None else read_results(self.output, self.header)
+
+    def _unfinished(self, results: Results) -> list[tuple[Method, int, int]]:
+        """Return the unfinished calls of this process: all methods on one batch, then the next batch."""
         mine = range(self.settings.rank, len(self.batches), self.settings.world_size)
         open_calls = set(results.missing(method.label for method in self.methods))
-        calls = [
+        return [
             (method, batch, sample)
             for batch in mine
             for sample in range(self.settings.samples_per_prompt)
             for method in self.methods
             if (method.label, batch, sample) in open_calls
         ]
-        self._warm_up(calls)
+
+    def _run_calls(self) -> Results:
+        results = self._stored()
+        calls = self._unfinished(results)
         words = f"{self.task.name} at temperature {self.settings.temperature:g}"
         if calls and self.settings.progress is not False:
             notify(f"{words}: {len(calls)} calls, each with up to {self.settings.batch_size} prompts")
-        file = None if folder is None else open_file(folder, self.settings.rank, self.header)
+        file = None if self.output is None else open_file(self.output, self.settings.rank, self.header)
         if file is not None and calls:
             append_lines(file, [{"provenance": provenance(self.settings.seed, self.decoder.pair.target.device)}])
         for call in with_progress(calls, words, "call", self.settings.progress, stage=lambda call: call[1]):
@@ -163,7 +207,7 @@ class _Run:
             if file is not None:
                 append_lines(file, [entry])
         # Includes calls that other processes have finished meanwhile.
-        return results if folder is None else read_results(folder, self.header)
+        return results if self.output is None else self._stored()
 
     def _warm_up(self, calls: list[tuple[Method, int, int]]) -> None:
         """Decode a few tokens with each method: the first call is slow, and an invalid method fails early."""
@@ -193,15 +237,6 @@ class _Run:
             **cost,
             "rows": {"prompt": list(indices), "score": [float(score) for score in scores], **rows},
         }
-
-    def _check_definitions(self, results: Results) -> None:
-        found = definitions(results)
-        for method in self.methods:
-            if found.get(method.label, method.definition) != method.definition:
-                raise ValueError(
-                    f"the output folder holds {method.label!r} as {found[method.label]}, got {method.definition}; "
-                    "choose another label or folder, or remove the older results (--overwrite on the command line)."
-                )
 
 
 def _model_identity(model) -> dict:

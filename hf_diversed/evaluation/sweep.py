@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_diversed.evaluation.evaluate import REPORT, evaluate
+from hf_diversed.evaluation.evaluate import REPORT, Run, prepare
 from hf_diversed.evaluation.settings import EvaluationSettings
 from hf_diversed.files import write_json
 from hf_diversed.harness.methods import HeadLike, MethodLike
@@ -25,27 +25,25 @@ def sweep(
     *,
     head: HeadLike | None = None,
     output: Path | None = None,
+    overwrite: bool = False,
 ) -> list[dict]:
     """Run several evaluations on the same prompts; an interrupted sweep continues where it stopped.
 
+    All parts are checked before earlier results are removed and before the first part runs.
+
     Args:
-        pair, task, examples, head: as in `evaluate`.
+        pair, task, examples, head, overwrite: as in `evaluate`.
         output: a file for {"records": [...], "provenance": {...}} of all parts, see `merge_reports`; requires a
             folder for every part.
 
     Returns:
         The records of all parts, in order; empty, and no file is written, while other processes have unfinished calls.
     """
-
-    def run() -> list[list[dict]]:
-        return [
-            evaluate(pair, task, examples, methods, settings, head=head, output=folder)
-            for methods, settings, folder in parts
-        ]
-
-    done = run()
+    runs = [Run(pair, task, examples, methods, settings, head, folder) for methods, settings, folder in parts]
+    prepare(runs, overwrite)
+    done = [run.complete() for run in runs]
     if not all(done):  # another process may have finished an earlier part meanwhile
-        done = run()
+        done = [run.complete() for run in runs]
     if not all(done):
         return []
     if output is not None:

@@ -148,6 +148,8 @@ def make_labels(
     settings: LabelSettings,
     path: Path,
     progress: bool | None = None,
+    *,
+    overwrite: bool = False,
 ) -> Labels:
     """Label rejections of completions of the prompts, and append them to `path`, one line per batch of prompts.
 
@@ -156,10 +158,11 @@ def make_labels(
     Args:
         path: JSON Lines file. Its first line contains the settings of the run.
         progress: see `with_progress`.
+        overwrite: remove an earlier file of labels after the prompts are checked.
 
     Raises:
-        ValueError: if the file belongs to a run with other settings or prompts, or a prompt has no tokens or
-            does not fit in the learned positions of a model.
+        ValueError: if the file contains no labels, or (unless `overwrite`) belongs to a run with other settings or
+            prompts, or a prompt has no tokens or does not fit in the learned positions of a model.
     """
     run = LabelRun(pair, task, sampling, settings)
     ids = encode(pair.tokenizer, prompts)
@@ -167,6 +170,8 @@ def make_labels(
     size = sampling.batch_size
     batches = [list(range(start, min(start + size, len(ids)))) for start in range(0, len(ids), size)]
     about = {"num_prompts": len(ids), "data": data_digest([ids, records]), **run.describe()}
+    if overwrite and path.exists() and contains_labels(path.read_bytes()):
+        path.unlink()
     done = _read_done(path, about)
     if done is None:
         path.parent.mkdir(parents=True, exist_ok=True)

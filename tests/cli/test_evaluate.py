@@ -174,11 +174,17 @@ def test_frontier_is_an_evaluation_of_families(tmp_path):
     assert found == [(gamma, method) for gamma in (2, 5) for method in methods]
 
 
-@pytest.mark.parametrize(("options", "how"), [([], "again"), (["--overwrite"], "without --overwrite")])
+@pytest.mark.parametrize(
+    ("options", "how"),
+    [
+        ([], "again to continue"),
+        (["--overwrite"], "without --overwrite to continue, or with it if this run has finished no call"),
+    ],
+)
 def test_interrupts_name_the_way_to_continue(tmp_path, monkeypatch, options, how):
     """Catches Ctrl-C that prints "Aborted!" without stating how to continue, or a command that removes the results."""
     monkeypatch.setattr(Decoder, "__call__", Mock(side_effect=KeyboardInterrupt))
     result = run(*CALL, "--output", str(tmp_path / "all.json"), *options)
     assert result.exit_code == 130
-    kept = f"Finished calls are kept in {tmp_path / 'all.parts'}: run the same command {how} to continue."
+    kept = f"Finished calls are kept in {tmp_path / 'all.parts'}: run the same command {how}."
     assert kept in " ".join(result.stderr.split())

@@ -23,9 +23,9 @@ def few_strictnesses(monkeypatch):
     monkeypatch.setattr("hf_diversed.evaluation.calibration.STRICTNESSES", STRICT_TO_PERMISSIVE)
 
 
-def run(pair, folder: Path, task=None, limit=LARGE, head=None):
+def run(pair, folder: Path, task=None, limit=LARGE, head=None, overwrite=False):
     task, head = task or LetterTask(), head or tiny_head()
-    return calibrate(pair, task, examples(20), head, SETTINGS, folder, max_quality_drop=limit)
+    return calibrate(pair, task, examples(20), head, SETTINGS, folder, max_quality_drop=limit, overwrite=overwrite)
 
 
 def test_strictnesses_fall():
@@ -42,6 +42,13 @@ def test_an_interrupted_calibration_continues(pair, tmp_path):
     rest = LetterTask()
     assert run(pair, tmp_path / "parts", rest) == expected
     assert rest.num_calls == whole.num_calls - 7 == 2 * 2 * 4 - 7
+
+
+def test_overwrite_measures_anew(pair, tmp_path):
+    """Catches earlier calls that are reused, and calls of one strictness that the next one removes."""
+    expected, again = run(pair, tmp_path), LetterTask()
+    assert run(pair, tmp_path, again, overwrite=True) == expected
+    assert again.num_calls == 2 * 2 * 4
 
 
 def test_records_what_was_measured(pair, tmp_path):

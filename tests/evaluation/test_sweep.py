@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from hf_diversed import DiversedHead, DiversedHeadConfig
 from hf_diversed.evaluation import EvaluationSettings, evaluate, sweep
 from tests.evaluation.fakes import Interrupted, LetterTask, examples
 from tests.evaluation.test_evaluate import timeless
@@ -58,3 +59,35 @@ def test_nothing_is_reported_too_early(pair, tmp_path):
     output = tmp_path / "sweep.json"
     assert sweep(pair, LetterTask(), examples(5), parts(tmp_path, world_size=2), output=output) == []
     assert not output.exists()
+
+
+def test_all_parts_are_checked_first(pair, tmp_path):
+    """Catches a later part whose folder holds other settings, which is found after the first part has run."""
+    evaluate(pair, LetterTask(), examples(5), METHODS, replace(SETTINGS[1], seed=1), output=tmp_path / "3")
+    task = LetterTask()
+    with pytest.raises(ValueError, match="holds results of other settings"):
+        sweep(pair, task, examples(5), parts(tmp_path))
+    assert task.num_calls == 0
+
+
+def test_overwrite(pair, tmp_path):
+    """Catches results that are removed although a check fails, results in subfolders that are removed, and calls that
+    are reused."""
+    sweep(pair, LetterTask(), examples(5), parts(tmp_path))
+    earlier = {path: path.read_text() for path in tmp_path.rglob("*.jsonl")}
+    assert len(earlier) == 2
+    other = DiversedHead(DiversedHeadConfig(16, 32)).eval()
+    for mistake, words in (
+        ((["static:2"], SETTINGS[0], None), "must lie in"),
+        ((METHODS * 2, SETTINGS[0], None), "more than once"),
+        ((["diversed"], SETTINGS[0], None), "hidden size 16"),
+        (parts(tmp_path, world_size=2)[0], "`overwrite` must be False with several processes, got world_size = 2"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            sweep(pair, LetterTask(), examples(5), [*parts(tmp_path), mistake], head=other, overwrite=True)
+        assert {path: path.read_text() for path in earlier} == earlier
+    evaluate(pair, LetterTask(), examples(5), METHODS, SETTINGS[0], output=tmp_path, overwrite=True)
+    assert {path: path.read_text() for path in earlier} == earlier
+    task = LetterTask()
+    sweep(pair, task, examples(5), parts(tmp_path), overwrite=True)
+    assert task.num_calls == 2 * 2 * len(METHODS)

@@ -255,11 +255,25 @@ def test_cut_keeps_the_first_stop_string():
     assert cut("one", ["\n"]) == "one"
 
 
+def test_overwrite(pair, finished, tmp_path):
+    """Catches labels of other settings that are kept, and a file that is removed although a check fails."""
+    path = tmp_path / "labels.jsonl"
+    path.write_text(finished[1])
+    agreement = dataclasses.replace(TWICE, agreement=True)
+    with pytest.raises(ValueError, match="temperature"):
+        make_labels(pair, Letters(), PROMPTS, RECORDS, sampling(), agreement, path, overwrite=True)
+    assert path.read_text() == finished[1]
+    other = LabelSettings(continuations=1, seed=1)
+    make_labels(pair, Letters(), PROMPTS, RECORDS, sampling(), other, path, progress=False, overwrite=True)
+    assert load_labels(path).settings["seed"] == 1
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("content", ['{"my": "settings"}', '{"prompt": "a"}\n{"prompt": "last, without a line end"}'])
-def test_another_file_is_left_unchanged(pair, tmp_path, content):
+def test_another_file_is_left_unchanged(pair, tmp_path, content, overwrite):
     """Catches a file of the user that is truncated, or that labels are written into."""
     path = tmp_path / "labels.jsonl"
     path.write_text(content)
     with pytest.raises(ValueError, match="exists and contains no labels; pass another file"):
-        label(pair, path)
+        make_labels(pair, Letters(), PROMPTS, RECORDS, sampling(), TWICE, path, overwrite=overwrite)
     assert path.read_text() == content
