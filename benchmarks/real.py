@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
@@ -28,10 +29,11 @@ from benchmarks import packaged
 from benchmarks.head_training import DONE, claim
 from hf_diversed.cli.demo import TEXTS
 from hf_diversed.cli.models import LOOKUP, load_pair
+from hf_diversed.cli.rendering import results_table
+from hf_diversed.cli.terminal import console
 from hf_diversed.cli.training import call
 from hf_diversed.evaluation import EvaluationSettings, evaluate
 from hf_diversed.files import write_json
-from hf_diversed.formatting import with_bounds
 from hf_diversed.harness.decode import Decoder
 from hf_diversed.harness.methods import Method, build_methods
 from hf_diversed.harness.pair import Pair
@@ -224,14 +226,9 @@ def _turns(
 
 def _show(records: list[dict]) -> None:
     for record in records:
-        print(f"\n{record['task']} ({record['quality'][0]['metric']}; 95% bounds by prompt)")
-        print(f"{'method':<28}{'accepted':>24}{'quality':>24}{'below the target':>24}{'tokens per round':>18}")
-        for row in record["quality"]:
-            bounds = "".join(
-                f"{with_bounds(row, name):>24}" for name in ("acceptance_rate", "quality", "quality_drop")
-            )
-            efficiency = "-" if row["block_efficiency"] is None else f"{row['block_efficiency']:.2f}"
-            print(f"{_short(row['method']):<28}{bounds}{efficiency:>18}")
+        # The speeds are printed below, from the timed turns.
+        rows = [row | {"method": _short(row["method"]), "tokens_per_second": None} for row in record["quality"]]
+        console.print(Text(record["task"], style="bold"), results_table(rows))
         for part in record["seconds"]:
             print(f"batch {part['batch_size']:<22}{'tokens/s':>12}{'vs target':>12}")
             for label, row in part["methods"].items():

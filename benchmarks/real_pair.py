@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.text import Text
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -42,6 +43,8 @@ from benchmarks.cpu_layers import grouped_queries, pack_linear_layers
 from benchmarks.differences import compare
 from benchmarks.real import parse_files, parse_numbers, timed
 from hf_diversed.cli.models import load_pair
+from hf_diversed.cli.rendering import results_table
+from hf_diversed.cli.terminal import console
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results, summarize
 from hf_diversed.evaluation.evaluate import definitions
 from hf_diversed.evaluation.results import Results
@@ -282,7 +285,9 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
     source = provenance(0, arguments.device) | {"evaluations": headers, "methods": methods, "sessions": sessions}
     path = arguments.output / f"qwen-coder-{name}{suffix(arguments)}.json"
     write_json(path, {"records": records, "comparisons": comparisons, "provenance": source})
-    print(json.dumps({"written": path.name, "methods": list(methods)}), flush=True)
+    for title, rows in itertools.groupby(records, key=lambda row: row.get("category", name)):
+        console.print(Text(title, style="bold"), results_table(list(rows)))
+    console.print(f"Written to {path}.", markup=False, highlight=False, soft_wrap=True)
 
 
 def _rank(label: str) -> int:

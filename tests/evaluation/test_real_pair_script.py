@@ -120,12 +120,14 @@ def test_heads_are_compared_with_the_other_methods(run, tmp_path):
     assert compared["acceptance_rate"] > 0.0
 
 
-def test_categories(run):
+def test_categories(run, capsys):
     """Catches categories that are pooled, and a quality where nothing is scored."""
     report = run("--methods", f"{PLAIN},{LOSSLESS}", task="specbench")
     cells = [(row["category"], row["method"], row["n"], row["quality"] is None) for row in report["records"]]
     expected = [("math-turn-1", 2, True), ("rag-turn-1", 1, False)]
     assert cells == [(name, method, n, none) for name, n, none in expected for method in (PLAIN, LOSSLESS)]
+    printed = capsys.readouterr().out
+    assert all(printed.count(words) == 1 for words in ("math-turn-1", "rag-turn-1", "Written to"))
 
 
 def test_prompts_are_held_out(tmp_path):
@@ -165,15 +167,17 @@ def test_methods_are_timed_beside_the_target(run, tmp_path):
     that are reported for others."""
     options = ["--seconds", "--gammas", "2", "--batch-sizes", "1,2", "--timed-prompts", "2", "--repeats", "1"]
     options += ["--temperature", "0.7", "--top-k", "1"]
-    (record,) = run(*options, "--methods", f"{PLAIN},{LOSSLESS}", name="speed-t0.7-k1")["records"]
+    (record,) = run(*options, "--methods", f"{PLAIN},{LOSSLESS}", name="speed-gsm8k-t0.7-k1")["records"]
     assert (record["num_assistant_tokens"], record["top_k"]) == (2, 1)
     methods = [{PLAIN, "upstream", LOSSLESS}, {PLAIN, LOSSLESS}]  # upstream supports batch size 1 only
     assert [set(part["methods"]) for part in record["seconds"]] == methods
     tokens = [
-        {turn["tokens"] for timed in part["methods"].values() for turn in timed["turns"]} for part in record["seconds"]
+        {tuple(turn["tokens"]) for timed in part["methods"].values() for turn in timed["turns"]}
+        for part in record["seconds"]
     ]
-    assert all(len(values) == 1 for values in tokens)  # top-k 1: every method writes the same answers
-    run(*options, "--no-packed", "--methods", LOSSLESS, name="speed-t0.7-k1")
+    assert [len(values) for values in tokens] == [1, 1]  # top-k 1: every method writes the same answers
+    assert [len(values) for (values,) in tokens] == [2, 1]  # batches
+    run(*options, "--no-packed", "--methods", LOSSLESS, name="speed-gsm8k-t0.7-k1")
     assert len(list((tmp_path / "out").rglob("seconds-1-*.json"))) == 2
 
 
