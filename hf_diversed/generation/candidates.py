@@ -279,7 +279,7 @@ def _translator(
     model = SimpleNamespace(device=device)  # without pruning, only the device is used
     translator = AssistantToTargetTranslator(target_tokenizer, draft_tokenizer, target_size, model)
     known, none = translator._assistant_to_target_input_ids, translator.SUPPRESS_TOKEN_ID
-    ids = torch.full((draft_size,), none, device=device)
+    ids = torch.full((draft_size,), none, dtype=torch.long, device=device)
     ids[: len(known)] = known[:draft_size]
     ids[ids >= target_size] = none
     translator._assistant_to_target_input_ids = ids
