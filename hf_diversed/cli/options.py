@@ -100,7 +100,7 @@ class ScoringOptions(PairOptions):
     data_file: str | None = option("JSON Lines file with the task's columns, used instead of the split.")
     shots: int = option("Solved examples before each prompt, from the training split.", 0)
     chat: bool = option("Apply the tokenizer's chat template, without stop strings.", False)
-    overwrite: bool = option("Remove the earlier results that this command would continue.", False)
+    overwrite: bool = option("Remove the results of an earlier run.", False)
     allow_code_execution: bool = option("Let code tasks run completions in a sandbox.", False)
     unsafe_code_execution: bool = option(
         "Let code tasks run completions without a sandbox, where none is available.", False

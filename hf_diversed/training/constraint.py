@@ -1,6 +1,7 @@
 """The coefficient of acceptance in the reward, adapted to a bound on the quality drop."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from transformers import TrainerCallback
@@ -40,6 +41,14 @@ class ConstraintCallback(TrainerCallback, ExportableState):
     fixed: bool = False
     # [rollouts, mean drop, mean acceptance] of each batch, the newest last.
     batches: list[list[float]] = field(default_factory=list, init=False)
+
+    def objective(self, metrics: Mapping[str, float]) -> float:
+        """Return `objective` of an evaluation, see `DiversedTrainer.evaluate`, from its other metrics."""
+        if self.fixed:
+            return metrics["reward"] + self.coef * metrics["acceptance_rate"]
+        # The maximum of noisy means is biased upwards, so the standard error is added as a margin.
+        bound = metrics["quality_drop"] + metrics["quality_drop_error"]
+        return metrics["acceptance_rate"] if bound <= self.max_drop else -bound
 
     def continue_from(self, other: "ConstraintCallback") -> None:
         """Copy the batches and, unless c is fixed, the c of another run. Bounds and window are unchanged."""

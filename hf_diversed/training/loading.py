@@ -12,13 +12,22 @@ from hf_diversed.training.arguments import DiversedConfig
 
 
 def load_frozen(model: PreTrainedModel | str, args: DiversedConfig) -> PreTrainedModel:
-    """Return a model in eval mode and without gradients. A name is loaded onto the device of this process."""
+    """Return a model in eval mode and without gradients. A name is loaded onto the device of this process.
+
+    Raises:
+        ValueError: for `model_init_kwargs` that are not a dict, or with a loaded model, which they would not change.
+    """
     if isinstance(model, str):
         init_kwargs = args.model_init_kwargs or {}
         if isinstance(init_kwargs, str):
             raise ValueError(f"model_init_kwargs must be a JSON object or a dict, got {init_kwargs!r}.")
         options = {"dtype": "auto", "device_map": {"": args.device}} | init_kwargs
         model = AutoModelForCausalLM.from_pretrained(model, **options)
+    elif args.model_init_kwargs:
+        raise ValueError(
+            f"model_init_kwargs={args.model_init_kwargs} has no effect on the loaded {type(model).__name__}; leave it "
+            "out, or pass the model's name."
+        )
     return model.eval().requires_grad_(False)
 
 

@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -120,12 +120,6 @@ class DiversedTrainer(AtomicCheckpoints):
         tokenizer = processing_class or target_tokenizer(target)
         if args.should_save:
             check_writable(Path(args.output_dir))
-        loaded = [name for name, model in (("target", target), ("draft", draft)) if isinstance(model, PreTrainedModel)]
-        if args.model_init_kwargs and loaded:
-            raise ValueError(
-                f"model_init_kwargs={args.model_init_kwargs} has no effect on the loaded {' and '.join(loaded)}; "
-                "leave it out, or pass names of models."
-            )
         target, draft = load_frozen(target, args), None if draft is None else load_frozen(draft, args)
         if args.n_gpu > 1:
             args._n_gpu = 1  # DataParallel would split groups of rollouts; use `accelerate launch` for more devices
@@ -395,18 +389,11 @@ class DiversedTrainer(AtomicCheckpoints):
         if self.args.constrained:
             drops = known(facts["drop"])
             metrics["quality_drop"], metrics["quality_drop_error"] = mean(drops), standard_error(drops)
-        metrics["objective"] = self._objective(metrics)
+        metrics["objective"] = self.constraint.objective(metrics)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
-
-    def _objective(self, metrics: Mapping[str, float]) -> float:
-        if not self.args.constrained:
-            return metrics["reward"] + self.constraint.coef * metrics["acceptance_rate"]
-        # The maximum of noisy means is biased upwards, so the standard error is added as a margin.
-        bound = metrics["quality_drop"] + metrics["quality_drop_error"]
-        return metrics["acceptance_rate"] if bound <= self.args.max_quality_drop else -bound
 
     def evaluated(self, rows: Rows) -> dict[str, list]:
         prompts = [row["prompt"] for row in rows]
@@ -495,7 +482,7 @@ class DiversedTrainer(AtomicCheckpoints):
             metrics = self._validation(step)
             if metrics is None or (self.args.constrained and "quality_drop" not in metrics):
                 continue
-            metrics["objective"] = self._objective(metrics)
+            metrics["objective"] = self.constraint.objective(metrics)
             value = metrics[self.args.metric_for_best_model.removeprefix("eval_")]
             if not math.isnan(value) and (self._checkpoint(step).is_dir() or not self.args.load_best_model_at_end):
                 values[step] = value

@@ -91,11 +91,9 @@ def test_the_table_is_printed_before_files_are_written(tmp_path, monkeypatch):
     assert "static:0.5" in result.stdout
 
 
-@pytest.mark.parametrize("lengths", ["2", "2,3"])
-def test_overwrite_starts_anew(lengths, tmp_path, monkeypatch):
-    """Catches results of other settings that cannot be replaced, and finished batches that are kept, also in the
-    folders of several settings."""
-    output = ("--output", str(tmp_path / "all.json"), "--num-assistant-tokens", lengths)
+def test_overwrite_starts_anew(tmp_path, monkeypatch):
+    """Catches results of other settings that cannot be replaced, and finished batches that are kept."""
+    output = ("--output", str(tmp_path / "all.json"))
     succeed(*CALL, *output)
     refused("holds results of other settings", *CALL, *output, "--seed", "1")
     succeed(*CALL, *output, "--seed", "1", "--overwrite")

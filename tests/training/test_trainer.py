@@ -297,7 +297,7 @@ def test_models_by_name(tmp_path):
 def test_options_of_loading_need_names(tmp_path):
     """Catches a dtype that is recorded and published, but not used."""
     with pytest.raises(
-        ValueError, match=r"model_init_kwargs=.*bfloat16.* has no effect on the loaded target and draft"
+        ValueError, match=r"model_init_kwargs=.*bfloat16.* has no effect on the loaded LlamaForCausalLM"
     ):
         runs.trainer(tmp_path, model_init_kwargs={"dtype": "bfloat16"})
 

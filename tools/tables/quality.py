@@ -270,14 +270,14 @@ def _setting(
         f"{figures(f'qwen-coder-speed-{task}-{suffix}')[0].n} prompts of {PUBLISHED[task][0]}" for task in timed
     )
     if suffix == "t0":
-        drop, note, metric, measured = DROP, "", "time", "Time for the same prompts"
+        drop, note, shown, measured = DROP, "", "time", "Time for the same prompts"
     else:  # the lengths of sampled answers differ by chance
-        drop, note, metric, measured = BELOW_EXACT, f" {EXACT_NOTE}", "speedup", "Tokens per second"
+        drop, note, shown, measured = BELOW_EXACT, f" {EXACT_NOTE}", "speedup", "Tokens per second"
     summary = Table(
         title,
         methods("", "target", UPSTREAM, "lossless", *RELAXED, label),
         [
-            *(_speed(task, suffix, metric)._replace(form=factor) for task in timed),
+            *(_speed(task, suffix, shown)._replace(form=factor) for task in timed),
             *(
                 drop._replace(header=f"{task}: {drop.header}", study=f"qwen-coder-{key}-{suffix}")
                 for key, (task, _) in PUBLISHED.items()
