@@ -15,7 +15,7 @@ from hf_diversed.harness.prompts import Prompt, encode
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead
 from hf_diversed.outputs import SpeculativeStats
-from hf_diversed.verifiers import EXAMPLES, DiversedVerifier, PhaseVerifier, StaticEnsembleVerifier, build_verifier
+from hf_diversed.verifiers import DiversedVerifier, build_verifier
 
 
 Case = tuple[Method, Sampling]  # a row of the comparison: `batch_size` prompts per call
@@ -68,22 +68,6 @@ def compiled_cases(
     eager = [Method(PLAIN), Method(verifier_spec, verifier)]
     compiled = [replace(method, label=f"compiled:{method.label}", compile_config=config) for method in eager]
     return [(method, single) for method in (*eager, *compiled)]
-
-
-def all_cases(head: DiversedHead, begin: int, end: int, sampling: Sampling) -> list[Case]:
-    """Return the target alone and every verifier, each with usual settings. The phase verifier relaxes between the
-    tokens `begin` and `end`."""
-    single = replace(sampling, batch_size=1)
-    greedy = replace(single, temperature=0.0)
-    named = [(spec, build_verifier(spec)) for spec in EXAMPLES]
-    verifiers = {
-        **{spec + (" (greedy)" if verifier.greedy_only else ""): verifier for spec, verifier in named},
-        "static:0.3 in one phase": PhaseVerifier(StaticEnsembleVerifier(0.3), begin=begin, end=end),
-        "diversed": DiversedVerifier(head),
-        "diversed, bias_budget 1": DiversedVerifier(head, bias_budget=1.0),
-    }
-    cases = [(Method(label, item), greedy if item.greedy_only else single) for label, item in verifiers.items()]
-    return [(Method(PLAIN), single), *cases]
 
 
 def compare(

@@ -9,7 +9,7 @@ import torch
 from rich.text import Text
 from transformers import CompileConfig
 
-from hf_diversed.cli.comparison import Case, all_cases, compare, compiled_cases, demo_cases
+from hf_diversed.cli.comparison import Case, compare, compiled_cases, demo_cases
 from hf_diversed.cli.models import LOOKUP, load_pair
 from hf_diversed.cli.options import ENGINES, DemoOptions
 from hf_diversed.cli.rendering import comparison_table, compiled_line, pieces_text, source_legend
@@ -28,7 +28,6 @@ from hf_diversed.token_view import TokenReader
 from hf_diversed.verifiers import build_verifier
 
 
-PHASE_TOKENS = (":", ".")  # the answer's first sentence, as the problems have no thinking phase
 SHOWN = "lenience:0.3"
 REPEAT = "Repeat the following text word for word:\n\n"
 TEXTS = (
@@ -55,10 +54,6 @@ def demo(options: DemoOptions) -> None:
     """Compare decoding methods and print a table per engine."""
     if options.engine not in ENGINES:
         raise ValueError(f"--engine must be one of {', '.join(ENGINES)}, got {options.engine!r}.")
-    if options.model is not None and options.all:
-        raise ValueError("--all compares verifiers on the embedded pair; it cannot be combined with --model.")
-    if options.all and options.engine == "compiled":
-        raise ValueError("--all needs --engine eager or both, got compiled: only one verifier is compiled.")
     show_own_warnings_only()
     sampling = Sampling(
         options.temperature,
@@ -70,7 +65,7 @@ def demo(options: DemoOptions) -> None:
     if options.model is None and options.draft != LOOKUP:
         raise ValueError(f"--draft {options.draft} has no effect without --model; pass the target model as --model.")
     if options.model is None:
-        selected = embedded_demo(options.num_examples, sampling, options.seed, options.all, *where)
+        selected = embedded_demo(options.num_examples, sampling, options.seed, *where)
     else:
         selected = model_demo(options.model, options.draft, options.num_examples, sampling, *where)
     config = default_compile_config(torch.device(selected.pair.target.device), options.backend)
@@ -133,22 +128,18 @@ def _optional(skip: bool) -> Iterator[None]:
         notes.print(Text(f"Compilation failed on this machine: {str(error).splitlines()[0]}", style="yellow"))
 
 
-def embedded_demo(
-    num_examples: int, sampling: Sampling, seed: int, every_verifier: bool, device: str | None, dtype: str | None
-) -> Demo:
+def embedded_demo(num_examples: int, sampling: Sampling, seed: int, device: str | None, dtype: str | None) -> Demo:
     """Return the demo of word problems with the embedded pair."""
     pair = load_pair(None, None, device, dtype=dtype)
     task = get_task("math")
     records = load_records(task, "test", num_examples, seed)
     head = pair.heads["math"]
-    begin, end = (pair.tokenizer.convert_tokens_to_ids(token) for token in PHASE_TOKENS)
-    cases = all_cases(head, begin, end, sampling) if every_verifier else demo_cases(head, sampling)
     return Demo(
         f"{num_examples} held-out word problems, {setting(vars(sampling))}",
         pair,
         [task.prompt(record) for record in records],
         sampling,
-        cases,
+        demo_cases(head, sampling),
         ("diversed", head),
         lambda texts: sum(task.score_batch(texts, records)),
     )

@@ -11,7 +11,6 @@ from hf_diversed.cli.options import EvaluateOptions
 from hf_diversed.cli.rendering import results_by_setting
 from hf_diversed.cli.terminal import console, notes
 from hf_diversed.evaluation import EvaluationSettings, markdown_table, sweep
-from hf_diversed.evaluation.frontier import expand
 from hf_diversed.formatting import PLAIN
 from hf_diversed.harness.methods import build_methods
 from hf_diversed.method_names import MethodName
@@ -19,12 +18,7 @@ from hf_diversed.method_names import MethodName
 
 def evaluate(options: EvaluateOptions) -> None:
     """Measure the methods on the same prompts at each temperature and number of draft tokens, and print tables."""
-    if (options.methods is None) == (options.frontier is None):
-        raise ValueError("pass either --methods, for example target,lossless,lenience:0.3, or --frontier.")
-    if options.methods is not None:
-        option, methods = "--methods", [name.strip() for name in options.methods.split(",")]
-    else:
-        option, methods = "--frontier", expand((options.frontier or "").split(","))
+    methods = [name.strip() for name in options.methods.split(",")]
     task = preparing.load_task(options)
     temperatures = preparing.numbers("--temperature", options.temperature, float)
     gammas = preparing.numbers("--num-assistant-tokens", options.num_assistant_tokens, int)
@@ -32,7 +26,7 @@ def evaluate(options: EvaluateOptions) -> None:
         preparing.process_share(options, temperature=temperature, num_assistant_tokens=gamma)
         for temperature, gamma in itertools.product(temperatures, gammas)
     ]
-    preparing.check_methods(option, methods, options.target, options.head, options.task, temperatures)
+    preparing.check_methods("--methods", methods, options.target, options.head, options.task, temperatures)
     preparing.check_output("--output", options.output)
     preparing.check_output("--markdown", options.markdown)
     preparing.check_output("--plot", options.plot)

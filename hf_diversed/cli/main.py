@@ -16,12 +16,9 @@ from hf_diversed.cli import options
 # Options of each command, and the module and function that run it.
 COMMANDS: dict[str, tuple[type[options.Options], str, str]] = {
     "demo": (options.DemoOptions, "demo", "demo"),
-    "generate": (options.GenerateOptions, "generate", "generate"),
     "train": (options.TrainOptions, "train", "train"),
-    "label": (options.LabelOptions, "label", "label"),
     "evaluate": (options.EvaluateOptions, "evaluate", "evaluate"),
     "calibrate": (options.CalibrateOptions, "calibrate", "calibrate"),
-    "compile": (options.CompileOptions, "compile", "compile_rounds"),
     "serve": (options.ServeOptions, "serve", "serve"),
     "push": (options.PushOptions, "publish", "push"),
 }

@@ -16,15 +16,11 @@ TASK_NAMES = (
     "mbpp",
     "mbpp_sanitized",
     "humaneval",
-    "wmt",
     "scitldr",
-    "rewrite",
-    "specbench",
     "math",
     "summary",
     "code",
 )
-FAMILIES = "static,lenience,spec_cascade,diversed"
 ENGINES = ("eager", "compiled", "both")
 LOOKUP = "lookup"  # instead of a draft model: prompt lookup
 _POSITIVE = (
@@ -32,7 +28,6 @@ _POSITIVE = (
     "repeats",
     "max_new_tokens",
     "num_assistant_tokens",
-    "threads",
     "batch_size",
     "samples_per_prompt",
 )
@@ -135,21 +130,7 @@ class VerifierOptions(Options):
     )
     max_bias: float | None = option("Bound on TV(v, p) at each token.")
     max_ratio: float | None = option("Bound v <= max_ratio p at each token; at least 1, where 1 is lossless.")
-    num_assistant_tokens: int | None = option(
-        "Draft tokens per round; by default the head's value, else 5, or up to 8 for `hf-diversed generate`."
-    )
-
-
-@dataclass(kw_only=True)
-class MethodOptions(VerifierOptions, PairOptions, DeviceOptions):
-    """One method of `generate` and `compile`."""
-
-    method: str | None = option(
-        "target, lossless, lenience:0.3, diversed ...; by default diversed with a head, else lossless.",
-        also="--verifier",
-    )
-    task: str = option("Task whose head of the embedded pair is used.", "math")
-    temperature: float = option("Sampling temperature; 0 decodes greedily.", 1.0)
+    num_assistant_tokens: int | None = option("Draft tokens per round; by default the head's value, else 5.")
 
 
 @dataclass(kw_only=True)
@@ -166,25 +147,10 @@ class DemoOptions(DeviceOptions):
     num_assistant_tokens: int = option("Draft tokens per round.", 5)
     max_new_tokens: int = option("Longest answer, in tokens.", 128)
     temperature: float = option("Sampling temperature; 0 decodes greedily.", 1.0)
-    all: bool = option("Compare every verifier of the library.", False)
     engine: str = option("eager, compiled (compilation takes minutes), or both.", "both")
     backend: str = option("Backend of torch.compile; eager only traces.", "inductor")
     model: str | None = option("Hub id or folder of a chat model, instead of the embedded pair.")
     draft: str = option("Draft model of --model: Hub id or folder, or lookup to copy from the prompt.", LOOKUP)
-
-
-@dataclass(kw_only=True)
-class GenerateOptions(MethodOptions):
-    """Continue a prompt and colour each token by its origin.
-
-    Standard output receives only the text, standard error everything else.
-    """
-
-    prompt: str = argument("Text to continue.")
-    bias_budget: float | None = option("Bound on the sum of TV(v, p) over the answer.")
-    seed: int = option("Seed of sampling.", 0)
-    max_new_tokens: int = option("Longest answer, in tokens.", 128)
-    chat: bool = option("Apply the tokenizer's chat template to the prompt.", False)
 
 
 @dataclass(kw_only=True)
@@ -200,11 +166,6 @@ class TrainOptions(ScoringOptions):
         "output_dir": "head",
     }
     head: str | None = option("Hub id or folder of a head to start from.")
-    objective: str = option(
-        "rollouts: rewards of completions; counterfactual: costs of single tokens, from --labels.", "rollouts"
-    )
-    labels: Path | None = option("File of `hf-diversed label`, for --objective counterfactual.")
-    kept_share: float = option("With --labels: share of the rejected tokens that strictness 0.5 keeps.", 0.5)
     reward_funcs: list[str] | None = option(
         '"task:NAME" or package.module.function; by default the score of the task.'
     )
@@ -219,43 +180,13 @@ class TrainOptions(ScoringOptions):
 
 
 @dataclass(kw_only=True)
-class LabelOptions(ScoringOptions, DeviceOptions):
-    """Measure what keeping rejected draft tokens costs, for train --labels.
-
-    The cost of a token is the score with the token replaced minus the score with the token kept, where the target
-    continues both texts.
-    """
-
-    output: Path = required("JSON Lines file for the labels; an interrupted run continues.")
-    num_examples: int = option("Number of prompts; a smaller data file is used whole.", 1024)
-    rejections: int = option("Largest number of labels per completion.", 3)
-    continuations: int = option("Continuations of each branch of a rejection; always 1 at temperature 0.", 4)
-    lookahead: int = option("Number of later draft tokens whose features are recorded, 0 to 16.", 4)
-    agreement: bool = option(
-        "Score agreement with the target's greedy answer instead of a reference; code tasks use their tests.", False
-    )
-    split: str = option("Split of the task.", "train")
-    seed: int = option("Seed of prompts and sampling.", 0)
-    temperature: float = option("Sampling temperature; 0 decodes greedily.", 1.0)
-    num_assistant_tokens: int = option("Draft tokens per round.", 5)
-    batch_size: int = option("Texts decoded together.", 128)
-    max_new_tokens: int | None = option("Longest answer, in tokens; by default the task's own.")
-
-
-@dataclass(kw_only=True)
 class EvaluateOptions(MeasuringOptions):
     """Measure quality, acceptance and cost of methods on a task.
 
     All methods answer the same prompts under the same seeds. An interrupted run continues where it stopped.
     """
 
-    methods: str | None = option(
-        "Methods, separated by commas: target, lossless, lenience:0.3, diversed, diversed@0.7 ..."
-    )
-    frontier: str | None = option(
-        f"Method families whose parameter is varied, instead of --methods: {FAMILIES}; static:0.3:0.7 names two "
-        "values of one parameter."
-    )
+    methods: str = required("Methods, separated by commas: target, lossless, lenience:0.3, diversed, diversed@0.7 ...")
     temperature: str = option(  # type: ignore[assignment]
         "Sampling temperature, 0 for greedy decoding; or several: 0,0.1,1.", "1.0"
     )
@@ -285,26 +216,6 @@ class CalibrateOptions(MeasuringOptions):
     output: Path | None = option(
         "Folder for finished calls, so that a run can continue; by default one below HEAD/calibration."
     )
-
-
-@dataclass(kw_only=True)
-class CompileOptions(MethodOptions):
-    """Compile the rounds of later calls, into a cache on disk.
-
-    These are the rounds of generate(..., cache_implementation="static"). Inductor stores the code in
-    TORCHINDUCTOR_CACHE_DIR, or in a folder of the user below the temporary one. A later process with the same models,
-    verifier, sizes, sampling and threads traces its first round but compiles nothing, which takes seconds instead of
-    minutes. Within one process, use hf_diversed.warmup.
-    """
-
-    target: str | None = argument("Hub id or folder; the embedded pair by default.", None)
-    draft: str | None = argument("Hub id or folder of the draft model.", None)
-    batch_sizes: str = option("Batch sizes of later calls; each also serves smaller batches.", "1")
-    max_length: int = option("Largest number of tokens of a row, including the prompt.", 512)
-    top_k: int = option("Sample from this many of the likeliest tokens; 0 keeps all.", 0)
-    top_p: float = option("Sample from the likeliest tokens of this total probability; 1 keeps all.", 1.0)
-    threads: int | None = option("Number of CPU threads of later processes.")
-    backend: str = option("Backend of torch.compile; eager only traces and stores nothing.", "inductor")
 
 
 @dataclass(kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from hf_diversed.cli import terminal
 from hf_diversed.cli.models import load_pair
-from hf_diversed.cli.options import LabelOptions, MeasuringOptions
+from hf_diversed.cli.options import MeasuringOptions
 from hf_diversed.evaluation import EvaluationSettings
 from hf_diversed.harness.methods import HeadLike, build_methods
 from hf_diversed.harness.pair import Pair
@@ -28,7 +28,7 @@ from hf_diversed.zoo.loader import WEIGHTS
 Value = TypeVar("Value", int, float)
 
 
-def load_task(options: MeasuringOptions | LabelOptions) -> Task:
+def load_task(options: MeasuringOptions) -> Task:
     """Return a task after checking the split, and that the task can score completions."""
     if options.data_file is not None and options.split != type(options).split:
         raise ValueError(f"--split {options.split} has no effect with --data-file; leave it out.")

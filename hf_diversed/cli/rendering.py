@@ -1,7 +1,6 @@
 """Results as text for a terminal."""
 
 import itertools
-import math
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -12,7 +11,6 @@ from hf_diversed.cli.comparison import Row
 from hf_diversed.evaluation.markdown import setting
 from hf_diversed.formatting import PLAIN, number, percent, with_bounds
 from hf_diversed.hub.markdown import one_line
-from hf_diversed.outputs import SpeculativeStats
 from hf_diversed.timing import Spread, paired_ratio, show_ratio
 from hf_diversed.token_view import ORIGINS, TARGET, Piece
 
@@ -66,19 +64,6 @@ def source_legend() -> Text:
             text.append(f" {origin.meaning} ", style=origin.style)
             text.append("  ")
     return text
-
-
-def stats_line(label: str, stats: SpeculativeStats, seconds: float) -> str:
-    """Return a call's statistics in one line; rates only if a draft model was used."""
-    parts = [f"{stats.num_emitted} tokens in {seconds:.2f} s ({stats.num_emitted / seconds:.0f} tokens/s)"]
-    if stats.num_drafted:
-        parts.append(f"{stats.acceptance_rate:.1%} of {stats.num_drafted} draft tokens accepted")
-    parts.append(f"{stats.block_efficiency:.2f} tokens per target forward")
-    if not math.isnan(stats.mean_weight):
-        parts.append(f"mean w {stats.mean_weight:.2f}")
-    if not math.isnan(stats.strictness):
-        parts.append(f"strictness {stats.strictness:g}")
-    return f"{label}: {', '.join(parts)}"
 
 
 def results_by_setting(rows: list[dict]) -> Group:

@@ -3,7 +3,6 @@
 import random
 import sys
 from contextlib import redirect_stdout
-from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,40 +16,27 @@ from hf_diversed.cli.models import (
     load_pair,
     naming_model,
 )
-from hf_diversed.cli.options import TrainOptions, flag
+from hf_diversed.cli.options import TrainOptions
 from hf_diversed.cli.preparing import (
     check_new_folder,
-    check_one_process,
     naming_records,
     read_records,
     remove_earlier_run,
 )
-from hf_diversed.cli.terminal import console, interruptible, notes
-from hf_diversed.files import write_json
+from hf_diversed.cli.terminal import console, interruptible
 from hf_diversed.harness.pair import load_tokenizer
 from hf_diversed.head import DiversedHead
-from hf_diversed.provenance import provenance, recorded_settings
+from hf_diversed.provenance import recorded_settings
 from hf_diversed.tasks import Task, get_task
 from hf_diversed.tasks.prompted import prompt_rows
 from hf_diversed.tasks.rewards import load_reward
 from hf_diversed.training import DiversedConfig, DiversedTrainer
 from hf_diversed.training.arguments import check_no_head_options
-from hf_diversed.training.counterfactual import FitSettings, fit_head
-from hf_diversed.training.labels import load_labels
 from hf_diversed.training.run_folder import sole_run
 
 
-# Options that only training on labels reads, and all that it accepts.
-_LABELS_ONLY = {"labels", "kept_share"}
-_WITH_LABELS = _LABELS_ONLY | {"objective", "task", "output_dir", "overwrite", "head_type", "seed"}
-_WITH_LABELS |= {"use_cpu", "report_to", "disable_tqdm", "log_level"}
-
-
-def train(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer | None:
+def train(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer:
     """Train a head and save it in `output_dir`; standard output receives only the folder's name."""
-    if (labels := labels_of(options, config)) is not None:
-        train_on_labels(options, config, labels)
-        return None
     start = resume_point_of(config.resume_from_checkpoint, options.resume)
     folder, first = Path(config.output_dir), config.process_index == 0
     if first:
@@ -71,58 +57,6 @@ def train(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer | No
     if first:
         console.print(config.output_dir, markup=False, highlight=False, soft_wrap=True)
     return trainer
-
-
-def labels_of(options: TrainOptions, config: DiversedConfig) -> Path | None:
-    """Return the file of labels, or None for training on rollouts. Raises ValueError if options are inconsistent."""
-    if options.objective not in ("rollouts", "counterfactual"):
-        raise ValueError(f"--objective must be rollouts or counterfactual, got {options.objective!r}.")
-    if (options.objective == "counterfactual") != (options.labels is not None):
-        raise ValueError(
-            "--objective counterfactual and --labels FILE belong together; make the file with `hf-diversed label`."
-        )
-    defaults = vars(TrainOptions(task=options.task))
-    if options.labels is not None:  # a second config resets accelerate's state, which is safe in a single process
-        defaults |= vars(DiversedConfig(**TrainOptions.DEFAULTS))
-    changed = {name for name, value in (vars(options) | vars(config)).items() if value != defaults.get(name, value)}
-    unused = changed & _LABELS_ONLY if options.labels is None else changed - _WITH_LABELS
-    given = [flag(item.name) for item in (*fields(options), *fields(config)) if item.name in unused]
-    if given:
-        raise ValueError(f"not used with --objective {options.objective}: {', '.join(given)}. Leave them out.")
-    return options.labels
-
-
-def train_on_labels(options: TrainOptions, config: DiversedConfig, path: Path) -> None:
-    """Train a head on labels and save it with the report of the regression."""
-    check_one_process("train --objective counterfactual")
-    folder = Path(config.output_dir)
-    check_new_folder(folder, options.overwrite, (str(path),))
-    labels = load_labels(path)
-    if labels.settings["task"] != options.task:
-        raise ValueError(f"--labels has labels of task {labels.settings['task']}, but --task is {options.task}.")
-    settings = FitSettings(
-        head_type=config.head_type,
-        kept_share=options.kept_share,
-        seed=config.seed,
-    )
-    head, report = fit_head(labels, settings)
-    record = {
-        "labels": labels.settings,
-        "labels_provenance": labels.provenance,
-        "fit": asdict(settings),
-        "regression": report,
-    }
-    written = {"options": recorded_options(options), "counterfactual": record}
-    with sole_run(config):
-        if options.overwrite:
-            remove_earlier_run(folder)
-        head.save_pretrained(folder)
-        write_json(folder / "provenance.json", provenance(config.seed) | written)
-    notes.print(
-        f"{report['num_labels']} labels of {report['num_prompts']} prompts; the regression explains "
-        f"{report['r2']:.0%} of their variance on held-out prompts"
-    )
-    console.print(config.output_dir, markup=False, highlight=False, soft_wrap=True)
 
 
 def recorded_options(options: TrainOptions) -> dict[str, Any]:

@@ -162,16 +162,6 @@ def test_no_right_answer_has_an_interval(tmp_path):
     assert "27.7%)" in result.stdout
 
 
-def test_frontier_is_an_evaluation_of_families(tmp_path):
-    """Catches families that are not expanded, and points that are missing at one of the draft lengths."""
-    output = tmp_path / "front.json"
-    options = ["--task", "math", "--num-examples", "1", "--max-new-tokens", "4", "--num-assistant-tokens", "2,5"]
-    succeed("evaluate", *options, "--frontier", "static:0:0.5,lenience:0.5", "--output", str(output))
-    found = [(row["num_assistant_tokens"], row["method"]) for row in json.loads(output.read_text())["records"]]
-    methods = ("target", "lossless", "static:0", "static:0.5", "lenience:0.5")
-    assert found == [(gamma, method) for gamma in (2, 5) for method in methods]
-
-
 @pytest.mark.parametrize(
     ("options", "how"),
     [
