@@ -38,7 +38,7 @@ class SyntheticVerifier(CompositeVerifier):
             raise ValueError("synthetic acceptance needs do_sample=True: greedy decoding draws no random numbers.")
 
     def components(self) -> list[object]:
-        # Excludes this class: it keeps no tensors, and a class from outside the library would disable inference mode.
+        # Excludes this class: one from outside the library would have the guards of compiled rounds checked each time.
         return self.inner.components()
 
     def settings(self) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -51,8 +51,6 @@ class StaticEngine(EagerEngine):
     keep_scores: bool
     draft: StaticModel | None = field(init=False)
     forwards_only: str | None = field(init=False)
-
-    may_use_inference_mode: ClassVar[bool] = False  # compiled functions cannot write to inference tensors
 
     @staticmethod
     def cannot_serve(target: PreTrainedModel, draft: PreTrainedModel | None, rows: RaggedRows) -> str | None:

@@ -6,7 +6,7 @@ one per draft token.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -73,7 +73,6 @@ class EagerEngine:
         verifier: verifies the draft tokens. random_source: None for greedy decoding.
         keep_raw: also keep the target model's raw logits.
         reason: why a call with `cache_implementation="static"` runs in this engine; empty if it was not requested.
-        may_use_inference_mode: whether rounds may run under `torch.inference_mode`.
     """
 
     rows: RaggedRows
@@ -85,8 +84,6 @@ class EagerEngine:
     keep_raw: bool
     rotary_limit: RotaryLimit | None
     reason: str
-
-    may_use_inference_mode: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self._num_unread = 1  # tokens of each row that the target has not processed

@@ -1,9 +1,7 @@
 """One `generate` call: `plan` prepares its verifier, lengths, rows and engine, and `diversed_decoding` runs it."""
 
-import math
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -148,13 +146,11 @@ def diversed_decoding(
         candidate_generator=candidate_generator,
     )
     call = plan(request)
-    # Inference tensors cannot be used in autograd, so this mode is entered only where no user code receives them.
-    with torch.inference_mode() if call.uses_inference_mode else nullcontext():
-        try:
-            call.engine.prefill(generation_config.prefill_chunk_size)
-            run_rounds(call.engine, call.gamma, call.schedule, call.stops, call.recorder, call.may_compact)
-        finally:
-            call.engine.close()
+    try:
+        call.engine.prefill(generation_config.prefill_chunk_size)
+        run_rounds(call.engine, call.gamma, call.schedule, call.stops, call.recorder, call.may_compact)
+    finally:
+        call.engine.close()
     engine, as_dict = call.engine, generation_config.return_dict_in_generate
     return call.recorder.result(engine.rows, engine.forwards, engine.report(), as_dict)
 
@@ -168,7 +164,6 @@ class Plan:
         gamma: draft tokens per round; their maximum if the engine has a rule or copies, unless `schedule` chooses it.
         schedule: None for a constant gamma.
         may_compact: whether finished rows may be dropped: no model, processor, criterion or result indexes rows.
-        uses_inference_mode: whether no user code receives tensors of the loop, and nothing is compiled.
     """
 
     engine: EagerEngine
@@ -177,7 +172,6 @@ class Plan:
     stops: StopTracker
     recorder: Recorder
     may_compact: bool
-    uses_inference_mode: bool
 
 
 def plan(request: Request) -> Plan:
@@ -236,10 +230,6 @@ def plan(request: Request) -> Plan:
         )
     needs_all_rows = parts.keep_rows or parts.processor.reads_prefix or stops.needs_all_rows
     is_adaptive = lengths.schedule == ADAPTIVE
-    # A rotary embedding whose frequencies change would keep an inference tensor after the call. A generator's draft
-    # model may have another tokenizer, and so another length.
-    assistant, longest = (request.assistant_model, math.inf) if parts.generators else (draft, max_length)
-    limit = None if assistant is None else model_facts.rotary_limit(assistant)
     sampled = {bool(config.do_sample)} if temperatures is None else {True, False}  # some rows may be greedy
     return Plan(
         engine=engine,
@@ -248,10 +238,6 @@ def plan(request: Request) -> Plan:
         stops=stops,
         recorder=Recorder(rows.prompt_length, verifier, sampled, request.streamer, requested),
         may_compact=not (needs_all_rows or requested - {"records"}),
-        uses_inference_mode=parts.only_library_code
-        and engine.may_use_inference_mode
-        and engine.rotary_limit is None
-        and (limit is None or longest <= limit[0]),
     )
 
 

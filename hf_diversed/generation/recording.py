@@ -159,14 +159,13 @@ class Recorder:
         """Pass the tokens of a round to the streamer, after stopping criteria have been applied."""
         if self.streamer is None:
             return
-        with torch.inference_mode(False), torch.no_grad():  # so that the streamer's tensors can be used in autograd
-            end = rows.ends[0] or rows.lengths.host[0]
-            self.streamer.put(rows.ids[0, recorded.starts[0] : end].cpu().clone())
-            if isinstance(self.streamer, RoundStreamer):
-                before, self._streamed_forwards = self._streamed_forwards, forwards
-                new = forwards[0] - before[0], forwards[1] - before[1]
-                stats = sum_up([recorded], [end], new, self.strictnesses)
-                self.streamer.put_round(merge_records([recorded], [end], recorded.starts[0]), stats)
+        end = rows.ends[0] or rows.lengths.host[0]
+        self.streamer.put(rows.ids[0, recorded.starts[0] : end].cpu().clone())
+        if isinstance(self.streamer, RoundStreamer):
+            before, self._streamed_forwards = self._streamed_forwards, forwards
+            new = forwards[0] - before[0], forwards[1] - before[1]
+            stats = sum_up([recorded], [end], new, self.strictnesses)
+            self.streamer.put_round(merge_records([recorded], [end], recorded.starts[0]), stats)
 
     def result(
         self, rows: RaggedRows, forwards: tuple[int, int], report: dict[str, Any], as_dict: bool

@@ -92,16 +92,14 @@ def test_models_do_not_run_each_others_code():
 
 
 def test_hooks_with_a_state(pair):
-    """Catches a user's hook whose state is a constant of the compiled round, and inference tensors in it."""
-    texts, is_inference = [], []
+    """Catches a user's hook whose state is a constant of the compiled round."""
+    texts = []
 
     for mode in ({}, TRACED):
         calls: list[int] = []
 
         def roll(module, inputs, output, calls=calls):
             calls.append(1)
-            if not torch.compiler.is_compiling():
-                is_inference.append(output.is_inference())
             return output.roll(len(calls) % 5, -1)
 
         handle = pair[0].model.norm.register_forward_hook(roll)
@@ -111,8 +109,6 @@ def test_hooks_with_a_state(pair):
         assert out.stats.engine == ("compiled" if mode else "eager")
         texts.append(out.sequences)
     assert torch.equal(*texts)
-    assert is_inference
-    assert not any(is_inference)
 
 
 def test_inductor_changes_no_token():

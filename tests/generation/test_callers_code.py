@@ -12,6 +12,7 @@ import transformers as tf
 from accelerate.hooks import ModelHook, SequentialHook, add_hook_to_module
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils.parametrizations import weight_norm
+from torch.utils._python_dispatch import return_and_correct_aliasing
 from transformers import LogitsProcessor, LogitsProcessorList, MaxLengthCriteria, StoppingCriteria
 
 from hf_diversed import LosslessVerifier, PhaseVerifier, StaticEnsembleVerifier, diversed_decoding
@@ -32,6 +33,41 @@ def test_parametrized_layers(pair):
     call = {**ragged_batch(), **GREEDY, "assistant_model": pair[1]}
     ours = target.generate(**call, diversed_head=tiny_head(), diversed_strictness=1.0)
     assert torch.equal(ours, target.generate(**ragged_batch(), **GREEDY))
+
+
+class Packed(torch.Tensor):
+    """A weight that wraps another tensor, as quantized ones do; its linear is a product with its transpose."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            return args[0] @ args[1].t() if func is torch.nn.functional.linear else func(*args, **kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args, kwargs=None):
+        plain = [each.inner if isinstance(each, Packed) else each for each in args]
+        out = func(*plain, **kwargs or {})
+        if func not in (torch.ops.aten.t.default, torch.ops.aten.detach.default):
+            return out
+        return return_and_correct_aliasing(func, args, kwargs or {}, Packed(out))
+
+
+def test_weights_that_are_tensor_subclasses(pair):
+    """Catches inference mode, in which views of such weights cannot be created."""
+    target = copy.deepcopy(pair[0])
+    for module in target.model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight = torch.nn.Parameter(Packed(module.weight.detach()), requires_grad=False)
+    call = {**ragged_batch(), **GREEDY}
+    ours = target.generate(**call, assistant_model=pair[1], verifier="lossless")
+    assert torch.equal(ours, target.generate(**call))
 
 
 def install_hook(model, hook, monkeypatch):
@@ -159,7 +195,7 @@ class Guided(LogitsProcessor):
 
 
 def test_processors_may_use_gradients(pair):
-    """Catches inference mode around user code: its tensors cannot be used in autograd, then or later."""
+    """Catches tensors that cannot be used in autograd, then or later."""
     target, draft = pair
     call, guided = {**ragged_batch(), **GREEDY}, Guided()
     ours = target.generate(
@@ -183,7 +219,7 @@ class Learning(LosslessVerifier):
 
 @pytest.mark.parametrize("wrap", [lambda inner: inner, lambda inner: PhaseVerifier(inner, inner, begin=3, end=4)])
 def test_verifiers_may_use_gradients(pair, wrap):
-    """Catches inference mode around a user's verifier, alone or as a part of one of ours."""
+    """Catches tensors that cannot be used in autograd, in a verifier alone or as a part of one of ours."""
     target, draft = pair
     call = {**ragged_batch(), **GREEDY}
     ours = target.generate(**call, assistant_model=draft, verifier=wrap(Learning()))
@@ -192,7 +228,6 @@ def test_verifiers_may_use_gradients(pair, wrap):
 
 def alternating(self, draft, target, row_values):
     """`StaticEnsembleVerifier.weights`, with a different weight in the next round."""
-    assert torch.compiler.is_compiling() or not target.scores.is_inference()
     weights = Weights(torch.full(draft.tokens.shape, self.weight))
     self.weight = 1.0 - self.weight
     return weights
@@ -208,7 +243,7 @@ def replace_on_instance(verifier, monkeypatch):
 
 @pytest.mark.parametrize("replace", [replace_on_class, replace_on_instance])
 def test_replaced_methods_of_a_library_verifier(pair, replace, monkeypatch):
-    """Catches a replaced method that counts as library code: inference tensors, and guards checked once per call."""
+    """Catches a replaced method that counts as library code, whose guards are checked once per call."""
     outputs, pair = [], shallow(pair)
     for mode in ({}, TRACED):
         verifier = StaticEnsembleVerifier(1.0)
