@@ -474,16 +474,8 @@ def is_tensor_parallel(model: PreTrainedModel) -> bool:
 
 
 def model_name(model: PreTrainedModel) -> str:
-    """Hub id or folder from which the model was loaded; empty for models created from a config."""
-    return base_model(model).name_or_path
-
-
-def model_origin(model: PreTrainedModel) -> tuple[str, str | None]:
-    """`model_name`, and the Hub commit of the configuration, or None."""
-    return model_name(model), getattr(base_model(model).config, "_commit_hash", None)
-
-
-def public_name(model: PreTrainedModel) -> str:
-    """Hub id, or the last part of a local folder."""
-    name = model_name(model)
-    return Path(name).name if Path(name).is_dir() else name
+    """Hub id of a loaded model, or the last part of its folder; empty for models created from a config."""
+    name = base_model(model).name_or_path
+    path = Path(name)
+    is_folder = len(path.parts) > 2 or path.is_absolute() or name.startswith((".", "~")) or path.is_dir()
+    return path.name if is_folder else name

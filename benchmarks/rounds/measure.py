@@ -307,7 +307,7 @@ def _shape(model: PreTrainedModel) -> dict[str, Any]:
     config = model_facts.text_config(model)
     return {
         "model_type": config.model_type,
-        "name": model_facts.public_name(model) or None,
+        "name": model_facts.model_name(model) or None,
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_hidden_layers,
         "vocab_size": config.vocab_size,

@@ -244,7 +244,7 @@ def _model_identity(model) -> dict:
     config = dict(model.generation_config.to_diff_dict())
     config.pop("transformers_version", None)
     return {
-        "name": model_facts.public_name(model),
+        "name": model_facts.model_name(model),
         "parameters": model.num_parameters(),
         "weights": model_digest(model),
         "dtype": str(model.dtype).removeprefix("torch."),

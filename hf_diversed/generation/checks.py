@@ -7,7 +7,6 @@ from hf_diversed import _compat, model_facts
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.generation.options import ADAPTIVE, CONFIDENCE, CONSTANT
 from hf_diversed.generation.request import Request, check_head_and_verifier, is_set
-from hf_diversed.generation.tokenizer_checks import check_tokenizers
 from hf_diversed.verifiers.base import Verifier, check_range
 
 
@@ -41,7 +40,6 @@ def check_request(request: Request, source: str | None) -> None:
     if draft is not None:
         check_model(draft, "draft")
         check_vocabularies(model, draft)
-        check_tokenizers(model, draft, request.tokenizer, request.assistant_tokenizer)
     check_config(config)
     is_user_cache = _compat.is_user_cache(request.model_kwargs.get(_compat.CACHE_ARGUMENT))
     check_inputs(model, request.input_ids, request.model_kwargs, is_user_cache)

@@ -104,8 +104,8 @@ def diversed_decoding(
             1 only.
         temperatures: one per prompt, 0 for greedy; needs `do_sample=True` and temperature 1.
         random_source: source of random numbers; None for torch's generator.
-        tokenizer, assistant_tokenizer: of target and draft model, to check whether they are equal; if not, the draft
-            model's tokens are converted. None for those in the folders or repositories of the models.
+        tokenizer, assistant_tokenizer: of target and draft model. If they differ, the draft model's tokens are
+            converted. Unless both are passed, only the vocabulary sizes are compared.
         candidate_generator: drafts instead of `assistant_model`, at most 16 tokens per round unless
             `num_assistant_tokens` is set. Its logits must be the processed ones that the candidates were drawn from;
             without logits, q is a point mass, which is right if the candidates depend on the text only. Create one

@@ -33,7 +33,7 @@ def load_frozen(model: PreTrainedModel | str, args: DiversedConfig) -> PreTraine
 
 def target_tokenizer(target: PreTrainedModel | str) -> PreTrainedTokenizerBase:
     """Return the target's tokenizer, padding on the left."""
-    name = target if isinstance(target, str) else model_facts.model_name(target)
+    name = target if isinstance(target, str) else model_facts.base_model(target).name_or_path
     if not name:
         raise ValueError("the tokenizer cannot be found for a target without a name; pass processing_class=.")
     return load_tokenizer(name)

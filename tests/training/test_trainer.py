@@ -288,8 +288,8 @@ def test_models_by_name(tmp_path):
         train_dataset=runs.rows(),
     )
     trainer.train()
-    assert trainer.model.config.base_model_name_or_path == str(tmp_path / "target")
-    assert trainer.model.config.assistant_model_name_or_path == str(tmp_path / "draft")
+    assert trainer.model.config.base_model_name_or_path == "target"
+    assert trainer.model.config.assistant_model_name_or_path == "draft"
     assert trainer.sampler.pair.tokenizer.padding_side == "left"
     assert history(trainer, "reward") == history(runs.trained(tmp_path / "other", runs.letters, max_steps=2), "reward")
 
