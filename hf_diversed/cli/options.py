@@ -111,6 +111,7 @@ class MeasuringOptions(ScoringOptions, DeviceOptions):
     samples_per_prompt: int = option("Number of completions of each prompt.", 1)
     split: str = option("Split of the task.", "test")
     shots_file: str | None = option("JSON Lines file whose first records are the solved examples.")
+    thinking: bool = option("With --chat, let the model think, where its template has enable_thinking.", False)
     seed: int = option("Seed of prompts, sampling and intervals.", 0)
     temperature: float = option("Sampling temperature; 0 decodes greedily.", 1.0)
     top_k: int = option("Sample from this many of the likeliest tokens; 0 keeps all.", 0)

@@ -73,7 +73,9 @@ def load_prompts(
         with naming_records("`shots` + 1"):
             pool = load_records(task, "train", options.shots + 1, options.seed)
     pair = load_pair(options.target, options.draft, options.device, options.chat, options.dtype)
-    prompted = PromptedTask(task, pair.tokenizer, pool=pool, shots=options.shots, chat=options.chat)
+    prompted = PromptedTask(
+        task, pair.tokenizer, pool=pool, shots=options.shots, chat=options.chat, thinking=options.thinking
+    )
     return pair, prompted, examples, head if head is not None else pair.heads.get(options.task)
 
 

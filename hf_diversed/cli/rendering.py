@@ -77,13 +77,14 @@ def results_by_setting(rows: list[dict]) -> Group:
 def results_table(rows: list[dict]) -> Table:
     """Return a table with acceptance, quality and time of each method, with 95% bounds.
 
-    The time per token is that of a batch: wall time over generated tokens. The speedup is that over the row of the
-    target, in tokens per second.
+    "cut off" is the share of answers that ended at the maximum length, before EOS or a stop string. The time per token
+    is that of a batch: wall time over generated tokens. The speedup is that over the row of the target, in tokens per
+    second.
     """
     table = Table(header_style="bold", box=box.SIMPLE, padding=0, show_edge=False)
     table.add_column("method", overflow="fold", no_wrap=max(len(row["method"]) for row in rows) <= 14)
     metric = one_line(rows[0].get("metric") or "quality")
-    headers = ("accepted", "accepted,\nverified", "tokens per\nround", metric, "below\nreference")
+    headers = ("accepted", "tokens per\nround", metric, "cut\noff", "below\nreference")
     for header in (*headers, "ms per\ntoken", "speedup over\ntarget"):
         width = min(10, max(len("(10.0%"), *map(len, header.split())))  # a narrow terminal does not cut digits off
         table.add_column(Text(header), justify="right", overflow="fold", min_width=width)
@@ -94,9 +95,9 @@ def results_table(rows: list[dict]) -> Table:
         table.add_row(
             Text(one_line(row["method"])),  # untrusted: may come from the Hub
             with_bounds(row, "acceptance_rate"),
-            percent(row.get("verified_acceptance_rate")),
             number(row.get("block_efficiency")),
             with_bounds(row, "quality"),
+            percent(row.get("cut_off_rate")),
             with_bounds(row, "quality_drop"),
             number(1e3 / speed if speed else None),
             f"{speed / plain:.2f}x" if speed and plain else "-",

@@ -45,7 +45,11 @@ def measured_call(
         decoded = decoder(method, prompts, seed, **kwargs)
     cost = {"seconds": decoded.seconds, "peak_memory_bytes": peak.num_bytes, "peak_memory_kind": peak.kind}
     texts = [decoder.text(ids) for ids in decoded.tokens]
-    rows: dict[str, list] = {"text": texts, "tokens": [len(ids) for ids in decoded.tokens]}
+    rows: dict[str, list] = {
+        "text": texts,
+        "tokens": [len(ids) for ids in decoded.tokens],
+        "cut_off": [decoder.is_cut_off(ids, text) for ids, text in zip(decoded.tokens, texts)],
+    }
     if decoded.stats is not None:
         rows |= _counter_columns(decoded.stats.per_row)
     if decoded.records is not None:

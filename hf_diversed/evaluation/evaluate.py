@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_diversed import model_facts
+from hf_diversed import _compat, model_facts
 from hf_diversed.evaluation.calls import measured_call
 from hf_diversed.evaluation.results import Results, open_file, read_results, remove_results
 from hf_diversed.evaluation.settings import EvaluationSettings
@@ -22,6 +22,9 @@ from hf_diversed.tasks import PromptedTask, Task
 
 REPORT = "evaluation.json"
 _WARM_UP_TOKENS = 8
+_MOST_CUT_OFF = 0.05  # share of completions that end at the limit, above which a warning is logged
+
+logger = _compat.get_logger(__name__)
 
 
 def evaluate(
@@ -171,11 +174,14 @@ class Run:
         """Run the unfinished calls, and return the records of all finished methods; [] if calls are missing."""
         results, labels = self._run_calls(), [method.label for method in self.methods]
         if self.output is None:
-            return summarize(results, labels)
-        if results.missing(labels):
+            records = summarize(results, labels)
+        elif results.missing(labels):
             return []
-        others = [label for label in results.labels() if label not in labels and not results.missing([label])]
-        return report(self.output, labels + others)
+        else:
+            others = [label for label in results.labels() if label not in labels and not results.missing([label])]
+            records = report(self.output, labels + others)
+        _warn_about_cut_off_answers(records)
+        return records
 
     def _stored(self) -> Results:
         return Results(self.header) if self.output is None else read_results(self.output, self.header)
@@ -237,6 +243,17 @@ class Run:
             **cost,
             "rows": {"prompt": list(indices), "score": [float(score) for score in scores], **rows},
         }
+
+
+def _warn_about_cut_off_answers(records: Sequence[dict]) -> None:
+    shares = {record["method"]: record["cut_off_rate"] for record in records}
+    many = {method: share for method, share in shares.items() if share is not None and share > _MOST_CUT_OFF}
+    if many:
+        listed = ", ".join(f"{share:.0%} ({method})" for method, share in many.items())
+        logger.warning(
+            f"Answers that were cut off at max_new_tokens={records[0]['max_new_tokens']}: {listed}. Raise it: their "
+            "scores also measure the limit."
+        )
 
 
 def _model_identity(model) -> dict:

@@ -1,4 +1,4 @@
-"""Evaluation records as a Markdown table: a row per method, two columns per task."""
+"""Evaluation records as a Markdown table: a row per method, three columns per task."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from hf_diversed.formatting import percent
 
 
 def markdown_table(records: Sequence[dict]) -> str:
-    """Acceptance rate and quality, methods by tasks (the layout of table 1 of arXiv 2604.07622).
+    """Acceptance rate, quality and share of cut off answers, methods by tasks (as table 1 of arXiv 2604.07622).
 
     Args:
         records: records of any number of evaluations and tasks. Each temperature and gamma has its own table.
@@ -39,15 +39,16 @@ def _table(records: Sequence[dict]) -> list[str]:
     methods, tasks = (list(dict.fromkeys(key[place] for key in cells)) for place in (0, 1))
     first = {task: next(row for row in records if row["task"] == task) for task in tasks}
     completions = ", ".join(f"{row['n']} x {row['samples_per_prompt']} ({task})" for task, row in first.items())
-    head = " | ".join(f"{task}: accepted | {row['metric']}" for task, row in first.items())
+    head = " | ".join(f"{task}: accepted | {row['metric']} | cut off" for task, row in first.items())
     return [
         f"{setting(records[0]).capitalize()}; prompts x samples: {completions}.",
         "",
         f"| method | {head} |",
-        "|---|" + "---:|" * (2 * len(tasks)),
+        "|---|" + "---:|" * (3 * len(tasks)),
         *(f"| `{method}` | {' | '.join(_cells(cells.get((method, task))) for task in tasks)} |" for method in methods),
     ]
 
 
 def _cells(row: dict | None) -> str:
-    return "- | -" if row is None else f"{percent(row['acceptance_rate'])} | {percent(row['quality'])}"
+    names = ("acceptance_rate", "quality", "cut_off_rate")
+    return " | ".join("-" if row is None else percent(row.get(name)) for name in names)

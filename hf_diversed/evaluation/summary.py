@@ -40,7 +40,7 @@ class MethodTable:
         prompts, num_prompts = np.array(self.rows["prompt"]), results.header["n"]
         self.sums = {
             name: np.bincount(prompts, np.array(self.rows[name], dtype=np.float64), num_prompts)
-            for name in ("score", "tokens", "relaxed", *COUNTERS)
+            for name in ("score", "tokens", "cut_off", "relaxed", *COUNTERS)
             if name in self.rows
         }
         self.sums["rows"] = np.bincount(prompts, minlength=num_prompts).astype(np.float64)
@@ -70,6 +70,7 @@ def summarize(results: Results, labels: Sequence[str] | None = None) -> list[dic
 
     `*_ci` are two-sided 95% bounds over prompts, see `Bootstrap`; those of `quality_drop` from `estimate_difference`.
     `quality_drop` is the `reference` ("target", else "lossless") minus the method on the same prompts.
+    `cut_off_rate` is the share of completions that ended at `max_new_tokens`, before EOS or a stop string.
     `prompts_better` and `prompts_worse` are the numbers of prompts with a higher and a lower score than the
     reference. Rates count as in `SpeculativeStats`; `relaxed_share` is per generated token; `mean_bias`, `max_bias`,
     `mean_overshoot` and `max_ratio` cover verified positions; `max_ratio` leaves out completions with an emitted
@@ -116,6 +117,7 @@ def summarize(results: Results, labels: Sequence[str] | None = None) -> list[dic
 def _quality(table: MethodTable, reference: MethodTable | None, bootstrap: Bootstrap) -> dict:
     quality = bootstrap.ratio(table.sums["score"], table.sums["rows"])
     values = bootstrap.estimate_mean(quality, 0.0, 1.0).record("quality")
+    values["cut_off_rate"] = table.rate("cut_off", "rows")
     if reference is None or reference is table:
         nothing = ("quality_drop", "quality_drop_ci", "prompts_better", "prompts_worse")
         return values | {"reference": None} | dict.fromkeys(nothing)

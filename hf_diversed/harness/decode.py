@@ -98,6 +98,12 @@ class Decoder:
         """Return the text of the ids of a completion, without special tokens."""
         return completion_text(self.pair.tokenizer, ids)
 
+    def is_cut_off(self, ids: list[int], text: str) -> bool:
+        """Return whether a completion ended at `max_new_tokens`, before EOS or a stop string."""
+        if len(ids) < self.sampling.max_new_tokens or ids[-1] in self.eos_ids:
+            return False
+        return not any(stop in text for stop in self.stop_strings)
+
     def _plain_length(self, row: list[int]) -> int:
         """Return the number of tokens, including EOS, that transformers generated, inferred from the padding."""
         ends = [column for column, token in enumerate(row) if token in self.eos_ids]

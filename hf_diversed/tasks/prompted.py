@@ -34,11 +34,17 @@ class PromptedTask:
     stop strings. Scores are those of the task.
 
     Attributes:
-        prompt_format: `shots` and `chat` if they are set, else empty; stored in the header of an evaluation.
+        prompt_format: `shots`, `chat` and `thinking` if one of them is set, else empty; stored in the header of an
+            evaluation.
 
     Args:
         tokenizer: provides the chat template. Tokenize chat prompts with `add_special_tokens=False`.
         pool: records from which the `shots` solved examples are taken; a record is never its own example.
+        thinking: with `chat`, let the model think, if the chat template has `enable_thinking`. By default it answers
+            at once, because thoughts rarely end within the task's number of tokens.
+
+    Raises:
+        ValueError: for `thinking` without `chat`.
     """
 
     def __init__(
@@ -49,11 +55,17 @@ class PromptedTask:
         pool: Sequence[Record] = (),
         shots: int = 0,
         chat: bool = False,
+        thinking: bool = False,
     ):
+        if thinking and not chat:
+            raise ValueError("`thinking` needs `chat`, which applies the chat template.")
         self.task, self.tokenizer, self.pool, self.shots, self.chat = task, tokenizer, pool, shots, chat
+        self.thinking = thinking
         self.name, self.metric, self.max_new_tokens = task.name, task.metric, task.max_new_tokens
         self.stop_strings: Sequence[str] = () if chat else task.stop_strings
-        self.prompt_format: dict[str, Any] = {"shots": shots, "chat": chat} if shots or chat else {}
+        self.prompt_format: dict[str, Any] = {}
+        if shots or chat:
+            self.prompt_format = {"shots": shots, "chat": chat, "thinking": thinking}
 
     def prompt(self, record: Record) -> str:
         """Return the prompt as text. Raises ValueError if the pool is too small, or the chat template is missing."""
@@ -65,7 +77,7 @@ class PromptedTask:
                 f"a chat prompt of task {self.name!r} needs a tokenizer with a chat template, which this one lacks. "
                 "Use the plain prompt, or the tokenizer of an instruction-tuned model."
             )
-        return render(self.tokenizer, row["prompt"])
+        return render(self.tokenizer, row["prompt"], self.thinking)
 
     def score_batch(self, completions: Sequence[str], records: Sequence[Record]) -> list[float]:
         """Return the task's scores."""

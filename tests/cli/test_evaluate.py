@@ -48,7 +48,7 @@ def test_time_per_token_and_speedup():
         record("static:0.3", 0.8, 0.7, tokens_per_second=None),
     ]
     for row in rows:
-        row |= {"verified_acceptance_rate": None, "block_efficiency": None}
+        row |= {"block_efficiency": None}
     times, speedups = (list(column.cells) for column in results_table(rows).columns[-2:])
     assert times == ["20.00", "10.00", "-"]
     assert speedups == ["1.00x", "2.00x", "-"]
@@ -59,7 +59,7 @@ def test_time_per_token_and_speedup():
 def test_a_narrow_terminal_shows_all_digits(length):
     """Catches figures that a long name of a method shortens."""
     row = record("m" * length, 0.823, 0.517, tokens_per_second=50.0)
-    row |= {"verified_acceptance_rate": 0.901, "block_efficiency": 4.55}
+    row |= {"cut_off_rate": 0.901, "block_efficiency": 4.55}
     console = Console(width=80, file=io.StringIO())
     console.print(results_table([row, row | {"method": "target"}]))
     text = console.file.getvalue()

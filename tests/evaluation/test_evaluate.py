@@ -12,7 +12,7 @@ from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results, r
 from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.prompts import plan_batches
 from hf_diversed.verifiers import StaticEnsembleVerifier
-from tests.evaluation.fakes import Interrupted, LetterTask, character_tokenizer, examples, tiny_pair
+from tests.evaluation.fakes import CHARACTERS, Interrupted, LetterTask, character_tokenizer, examples, tiny_pair
 from tests.tiny import tiny_model
 
 
@@ -74,6 +74,15 @@ def test_the_report_is_what_is_returned(whole):
     assert {"versions", "git_commit", "device"} <= written["provenance"].keys()
 
 
+def test_cut_off_answers_are_reported(pair, caplog):
+    """Catches a score of answers that the limit cut off, without a warning, and a warning about complete answers."""
+    evaluate(pair, LetterTask(max_new_tokens=1), examples(3), ["lossless"], settings(temperature=0.0))
+    assert "cut off at max_new_tokens=1: 100% (lossless)" in caplog.text
+    caplog.clear()
+    evaluate(pair, LetterTask(stop_strings=list(CHARACTERS)), examples(3), ["lossless"], settings())
+    assert "cut off" not in caplog.text
+
+
 def test_records_contain_the_calls_statistics(whole):
     """Catches statistics of other rows, of other methods, or with the wrong denominator."""
     records, folder = whole
@@ -86,6 +95,8 @@ def test_records_contain_the_calls_statistics(whole):
         assert sorted(column["prompt"]) == sorted([*range(5), *range(5)])
         assert record["quality"] == pytest.approx(sum(column["score"]) / 10)
         assert record["mean_tokens"] == pytest.approx(sum(column["tokens"]) / 10)
+        assert record["cut_off_rate"] == pytest.approx(sum(column["cut_off"]) / 10)
+        assert 0 < record["cut_off_rate"] <= sum(length == 6 for length in column["tokens"]) / 10
         pairs = list(zip(column["prompt"], column["score"]))
         totals[record["method"]] = [sum(score for index, score in pairs if index == prompt) for prompt in range(5)]
         if record["method"] == "target":

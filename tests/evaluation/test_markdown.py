@@ -9,7 +9,13 @@ from hf_diversed.evaluation.sweep import merge_reports
 def record(method: str, task: str, accepted: float | None, quality: float, **changes) -> dict:
     shown = {"method": method, "task": task, "metric": f"{task} score", "n": 100, "samples_per_prompt": 2}
     rates = {"acceptance_rate": accepted, "acceptance_rate_ci": None if accepted is None else [0.1, 0.9]}
-    figures = {"quality": quality, "quality_ci": [0.2, 0.8], "temperature": 1.0, "num_assistant_tokens": 5}
+    figures = {
+        "quality": quality,
+        "quality_ci": [0.2, 0.8],
+        "cut_off_rate": 0.02,
+        "temperature": 1.0,
+        "num_assistant_tokens": 5,
+    }
     return {**shown, **rates, **figures, **changes}
 
 
@@ -20,11 +26,11 @@ def test_methods_by_tasks():
     assert markdown_table(rows) == (
         "Temperature 1, 5 draft tokens per round; prompts x samples: 100 x 2 (math), 50 x 2 (code).\n"
         "\n"
-        "| method | math: accepted | math score | code: accepted | code score |\n"
-        "|---|---:|---:|---:|---:|\n"
-        "| `target` | - | 70.0% | - | - |\n"
-        "| `lossless` | 44.5% | 67.0% | 26.3% | 53.0% |\n"
-        "| `diversed` | - | - | 85.0% | 53.0% |\n"
+        "| method | math: accepted | math score | cut off | code: accepted | code score | cut off |\n"
+        "|---|---:|---:|---:|---:|---:|---:|\n"
+        "| `target` | - | 70.0% | 2.0% | - | - | - |\n"
+        "| `lossless` | 44.5% | 67.0% | 2.0% | 26.3% | 53.0% | 2.0% |\n"
+        "| `diversed` | - | - | - | 85.0% | 53.0% | 2.0% |\n"
     )
 
 

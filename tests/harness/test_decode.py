@@ -70,6 +70,15 @@ def test_padding_without_a_pad_token(pair):
     assert pad_id(tokenizer, pair.target) == 0
 
 
+def test_cut_off_answers():
+    """Catches a complete answer of the maximum length, and one that a stop string ended."""
+    decoder = Decoder(tiny_pair(), Sampling(max_new_tokens=3, num_assistant_tokens=2, stop_strings=("b",)))
+    assert decoder.is_cut_off([5, 6, 7], "acd")
+    assert not decoder.is_cut_off([5, 6], "ac")
+    assert not decoder.is_cut_off([5, 6, tiny.EOS], "ac")
+    assert not decoder.is_cut_off([5, 6, 4], "acb")
+
+
 @pytest.mark.parametrize("method", [Method("target"), Method("lossless", LosslessVerifier())], ids=lambda m: m.label)
 @pytest.mark.parametrize("with_eos", [False, True])
 def test_a_stop_string_does_not_begin_in_the_prompt(pair, method, with_eos):

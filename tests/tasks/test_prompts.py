@@ -5,6 +5,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from hf_diversed.harness import prompts
 from hf_diversed.tasks import TASKS, PromptedTask, choose_shots, get_task, prompt_rows
 
 
@@ -142,6 +143,29 @@ def test_chat_prompt_uses_the_template():
         "<assistant>2+3 = 5\nThe answer is 5.</>"
         f"<user>{QUESTION}</><assistant>"
     )
+
+
+def test_models_think_only_on_request():
+    """Catches a reasoning model whose thoughts use up the answer's tokens, and an argument that is refused."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"?": 0}, unk_token="?")))
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+        "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}"
+    )
+    answer, think = (PromptedTask(get_task("gsm8k"), tokenizer, chat=True, thinking=value) for value in (False, True))
+    assert answer.prompt(RECORDS["gsm8k"]) == QUESTION + "<think></think>"
+    assert think.prompt(RECORDS["gsm8k"]) == QUESTION
+    assert answer.prompt_format != think.prompt_format
+    chat = [{"role": "user", "content": "?"}]
+    assert prompts.encode(tokenizer, [chat]) == prompts.encode(tokenizer, ["?<think></think>"])
+    with pytest.raises(ValueError, match="`thinking` needs `chat`"):
+        PromptedTask(get_task("gsm8k"), tokenizer, thinking=True)
+
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    seen = []
+    tokenizer.apply_chat_template = lambda messages, **kwargs: seen.append(kwargs) or ""
+    prompts.render(tokenizer, chat)
+    assert "enable_thinking" not in seen[0]
 
 
 def test_rows_keep_a_prompt_of_the_record():
