@@ -24,6 +24,7 @@ def main() -> None:
         reward_funcs="task:math",  # or your own: (completions, **columns) -> list of floats
         args=DiversedConfig(
             output_dir=options.output_dir,
+            token_features=True,  # a token head; False trains a mixture head, as in the paper
             max_steps=options.max_steps,
             per_device_train_batch_size=options.rollouts,
             max_quality_drop=0.01,
