@@ -40,7 +40,7 @@ from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.prompts import encode
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.method_names import DIVERSED, MethodName
-from hf_diversed.provenance import data_digest, model_digest, provenance
+from hf_diversed.provenance import data_digest, provenance, weights_digest
 from hf_diversed.tasks import PromptedTask, Task, get_task, load_records
 
 
@@ -179,14 +179,14 @@ def timed(
     from the folder.
 
     Args:
-        packed: whether the models' linear layers are packed, which `model_digest` does not contain.
+        packed: whether the models' linear layers are packed, which `weights_digest` does not contain.
     """
     rows = encode(pair.tokenizer, prompts, add_special_tokens=False)
     timed_methods = [*build_methods(["target"]), Method("upstream", upstream=True), *methods]
     records: list[dict] = []
     for size in batch_sizes:
         about = [rows, [(method.label, method.definition) for method in timed_methods], torch.get_num_threads()]
-        about += [None if model is None else model_digest(model) for model in (pair.target, pair.draft)]
+        about += [None if model is None else weights_digest(model) for model in (pair.target, pair.draft)]
         digest = data_digest([*about, repr(sampling), repeats, seed, packed, str(pair.target.device)])
         path = folder / f"seconds-{size}-{digest}.json"
         if not path.exists():

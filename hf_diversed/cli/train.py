@@ -26,7 +26,7 @@ from hf_diversed.cli.preparing import (
 from hf_diversed.cli.terminal import console, interruptible
 from hf_diversed.harness.pair import load_tokenizer
 from hf_diversed.head import DiversedHead
-from hf_diversed.provenance import recorded_settings
+from hf_diversed.provenance import publishable
 from hf_diversed.tasks import Task, get_task
 from hf_diversed.tasks.prompted import prompt_rows
 from hf_diversed.tasks.rewards import load_reward
@@ -46,7 +46,7 @@ def train(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer:
     advice = f"Run the same command with {how} to continue from the newest complete checkpoint."
     with interruptible(advice), redirect_stdout(sys.stderr):  # output of the trainer and rewards
         trainer = build_trainer(options, config)
-        trainer.options = recorded_options(options)
+        trainer.options = publishable(vars(options))
         if options.overwrite:
             with sole_run(config):  # in every process, as it broadcasts errors; train() locks the folder again
                 if first:
@@ -57,12 +57,6 @@ def train(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer:
     if first:
         console.print(config.output_dir, markup=False, highlight=False, soft_wrap=True)
     return trainer
-
-
-def recorded_options(options: TrainOptions) -> dict[str, Any]:
-    """Return the options for provenance.json, without folders of this machine."""
-    values = vars(options).items()
-    return recorded_settings({name: str(value) if isinstance(value, Path) else value for name, value in values})
 
 
 def build_trainer(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer:

@@ -16,7 +16,7 @@ from hf_diversed.harness.methods import HeadLike, Method, MethodLike, build_meth
 from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.prompts import encode, plan_batches
 from hf_diversed.head import LOOKED_UP
-from hf_diversed.provenance import data_digest, model_digest, provenance
+from hf_diversed.provenance import data_digest, provenance, weights_digest
 from hf_diversed.tasks import PromptedTask, Task
 
 
@@ -263,7 +263,7 @@ def _model_identity(model) -> dict:
     return {
         "name": model_facts.model_name(model),
         "parameters": model.num_parameters(),
-        "weights": model_digest(model),
+        "weights": weights_digest(model),
         "dtype": str(model.dtype).removeprefix("torch."),
         "generation_config": json.loads(json.dumps(config, default=str)),
     }

@@ -40,7 +40,7 @@ from hf_diversed.harness.prompts import Prompt, encode
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import SOURCES
-from hf_diversed.provenance import data_digest, model_digest, provenance
+from hf_diversed.provenance import data_digest, provenance, weights_digest
 from hf_diversed.tasks import Record, Task
 from hf_diversed.verifiers import DiversedVerifier
 from hf_diversed.verifiers.base import check_count, check_range
@@ -217,7 +217,7 @@ class LabelRun:
             **asdict(self.settings),
             "sampling": sampling,
             **{name: getattr(self.config, name) for name in ABOUT_PAIR},
-            **{name: None if model is None else model_digest(model) for name, model in models.items()},
+            **{name: None if model is None else weights_digest(model) for name, model in models.items()},
         }
 
     def batch(self, number: int, rows: list[int], prompts: list[list[int]], records: list[Record]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from hf_diversed.harness.prompts import check_context, encode
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.method_names import AS_TRAINED
-from hf_diversed.provenance import data_digest, model_digest, module_digest, provenance, recorded_settings
+from hf_diversed.provenance import data_digest, module_digest, provenance, publishable, weights_digest
 from hf_diversed.tasks.rewards import RewardError, RewardFunc, RewardSum
 from hf_diversed.training.acceptance import Decisions, MixtureAcceptance, TokenAcceptance
 from hf_diversed.training.arguments import HEAD_OPTIONS, DiversedConfig, check_no_head_options, own_settings
@@ -327,7 +327,7 @@ class DiversedTrainer(AtomicCheckpoints):
             Path(args.output_dir) / "reference_rewards.json",
             {
                 "target": self.model.config.base_model_name_or_path,
-                "target_weights": model_digest(self.sampler.pair.target),
+                "target_weights": weights_digest(self.sampler.pair.target),
                 "rewards": self.scorer.reward.names,
                 "reward_code": data_digest(self.scorer.reward.code),
                 "chat_template": data_digest(self.sampler.pair.tokenizer.chat_template),
@@ -437,7 +437,7 @@ class DiversedTrainer(AtomicCheckpoints):
             settings = {name: value for name, value in settings.items() if name not in HEAD_OPTIONS}
         record = provenance(self.args.seed, self.sampler.pair.target.device) | {
             "options": self.options,
-            "training": recorded_settings(settings),
+            "training": publishable(settings),
             "continued_from": self._continued_from,
             "rewards": self.scorer.reward.names,
             "step": step,

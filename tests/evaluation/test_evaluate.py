@@ -156,10 +156,10 @@ def test_an_interrupted_run_gives_the_same_table(pair, few, tmp_path):
 
 
 def test_a_report_names_the_sessions_that_measured(pair, tmp_path, monkeypatch):
-    """Catches the machine, versions and command of a later report in place of those of the measurement."""
+    """Catches the machine, versions and commit of a later report in place of those of the measurement."""
     evaluate(pair, LetterTask(), examples(3), FEW[:1], settings(), output=tmp_path)
     module = sys.modules["hf_diversed.evaluation.evaluate"]  # the package has a function of this name
-    monkeypatch.setattr(module, "provenance", lambda *_: {"argv": ["later"], "time": "2999"})
+    monkeypatch.setattr(module, "provenance", lambda *_: {"git_commit": "later", "time": "2999"})
     report(tmp_path)
     found = json.loads((tmp_path / "batches-0.jsonl").read_text().splitlines()[1])["provenance"]
     written = json.loads((tmp_path / "evaluation.json").read_text())["provenance"]
@@ -168,14 +168,14 @@ def test_a_report_names_the_sessions_that_measured(pair, tmp_path, monkeypatch):
     evaluate(pair, LetterTask(), examples(3), FEW, settings(), output=tmp_path)
     written = json.loads((tmp_path / "evaluation.json").read_text())["provenance"]
     assert {name: written[name] for name in found} == found
-    assert written["sessions"] == [{"argv": ["later"], "time": "2999"}]
+    assert written["sessions"] == [{"git_commit": "later", "time": "2999"}]
     (tmp_path / "batches-1.jsonl").write_text((tmp_path / "batches-0.jsonl").read_text().splitlines()[0] + "\n")
     report(tmp_path)  # the process of rank 1 had no calls
     assert json.loads((tmp_path / "evaluation.json").read_text())["provenance"] == written
     path = tmp_path / "batches-0.jsonl"  # an earlier version recorded no session
-    path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if "argv" not in line))
+    path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if "git_commit" not in line))
     report(tmp_path)
-    assert json.loads((tmp_path / "evaluation.json").read_text())["provenance"]["argv"] == ["later"]
+    assert json.loads((tmp_path / "evaluation.json").read_text())["provenance"]["git_commit"] == "later"
 
 
 def test_two_processes_give_the_table_of_one(pair, few, tmp_path):

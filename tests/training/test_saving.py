@@ -37,7 +37,7 @@ def test_provenance_of_a_head(done):
     logged = next(line for line in trainer.state.log_history if line["step"] == 4 and "eval_objective" in line)
     assert found["validation"]["quality_drop"] == logged["eval_quality_drop"]
     assert found["validation"].keys() >= {"reward", "acceptance_rate", "quality_drop_error", "objective"}
-    assert {"versions", "git_commit", "argv", "world_size", "num_prompts", "acceptance_coef"} <= set(found)
+    assert {"versions", "git_commit", "world_size", "num_prompts", "acceptance_coef"} <= set(found)
 
 
 def test_the_final_head_records_its_step(done, tmp_path):
