@@ -16,6 +16,7 @@ space: $(VENV)/.space
 	$(BIN)/python examples/space/app.py
 
 test: $(VENV)/.dev
+	@command -v bwrap >/dev/null || echo "Tests of isolated code execution are skipped: install the package bubblewrap."
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(TESTS)
 
 # Tests that depend on transformers, on the oldest supported release, in a separate environment. torchao, which only a

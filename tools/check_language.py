@@ -37,7 +37,6 @@ PATHS = (
 EXCEPT = (
     "docs/api.md",
     "embedded/corpus/summary.py",
-    "tests/sandbox/test_attacks.py",
     "tests/test_language.py",
     "tools/check_language.py",
 )

@@ -96,9 +96,9 @@ class ScoringOptions(PairOptions):
     shots: int = option("Solved examples before each prompt, from the training split.", 0)
     chat: bool = option("Apply the tokenizer's chat template, without stop strings.", False)
     overwrite: bool = option("Remove the results of an earlier run.", False)
-    allow_code_execution: bool = option("Let code tasks run completions in a sandbox.", False)
-    unsafe_code_execution: bool = option(
-        "Let code tasks run completions without a sandbox, where none is available.", False
+    allow_code_execution: bool = option("Let code tasks run completions, isolated by bubblewrap.", False)
+    allow_unsafe_code_execution: bool = option(
+        "Let code tasks run completions without isolation, for use in a container.", False
     )
 
 

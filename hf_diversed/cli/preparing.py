@@ -35,7 +35,7 @@ def load_task(options: MeasuringOptions) -> Task:
     task = get_task(
         options.task,
         allow_code_execution=options.allow_code_execution,
-        unsafe_code_execution=options.unsafe_code_execution,
+        allow_unsafe_code_execution=options.allow_unsafe_code_execution,
     )
     task.check_scoring()
     return task

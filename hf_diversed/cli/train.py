@@ -71,7 +71,7 @@ def build_trainer(options: TrainOptions, config: DiversedConfig) -> DiversedTrai
         )
     execution = {
         "allow_code_execution": options.allow_code_execution,
-        "unsafe_code_execution": options.unsafe_code_execution,
+        "allow_unsafe_code_execution": options.allow_unsafe_code_execution,
     }
     task = get_task(options.task, **execution)
     names = options.reward_funcs or [f"task:{task.name}"]

@@ -31,7 +31,7 @@ TASKS: dict[str, type[Task]] = {
 }
 
 
-def get_task(name: str, *, allow_code_execution: bool = False, unsafe_code_execution: bool = False) -> Task:
+def get_task(name: str, *, allow_code_execution: bool = False, allow_unsafe_code_execution: bool = False) -> Task:
     """Return a task by its name. The flags apply to tasks that run code, see `CodeTask`; others ignore them.
 
     Raises:
@@ -40,7 +40,7 @@ def get_task(name: str, *, allow_code_execution: bool = False, unsafe_code_execu
     if name not in TASKS:
         raise ValueError(f"unknown task {name!r}{did_you_mean(name, TASKS)}; known tasks: {', '.join(TASKS)}.")
     task = TASKS[name]
-    return task(allow_code_execution, unsafe_code_execution) if issubclass(task, CodeTask) else task()
+    return task(allow_code_execution, allow_unsafe_code_execution) if issubclass(task, CodeTask) else task()
 
 
 __all__ = [

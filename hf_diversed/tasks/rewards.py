@@ -62,7 +62,7 @@ def task_reward(task: Task) -> RewardFunc:
 
 
 def load_reward(
-    spec: str | RewardFunc, *, allow_code_execution: bool = False, unsafe_code_execution: bool = False
+    spec: str | RewardFunc, *, allow_code_execution: bool = False, allow_unsafe_code_execution: bool = False
 ) -> RewardFunc:
     """Return the reward function for "task:gsm8k" or a dotted path. A callable is returned unchanged.
 
@@ -75,7 +75,9 @@ def load_reward(
         return spec
     if spec.startswith("task:"):
         name = spec.removeprefix("task:")
-        task = get_task(name, allow_code_execution=allow_code_execution, unsafe_code_execution=unsafe_code_execution)
+        task = get_task(
+            name, allow_code_execution=allow_code_execution, allow_unsafe_code_execution=allow_unsafe_code_execution
+        )
         task.check_scoring()
         return task_reward(task)
     module, _, name = spec.rpartition(".")

@@ -13,7 +13,6 @@ import hf_diversed
 from hf_diversed.cli.main import COMMANDS
 from hf_diversed.cli.options import TASK_NAMES
 from hf_diversed.cli.terminal import in_flags
-from hf_diversed.sandbox import SandboxUnavailable
 from hf_diversed.tasks import TASKS
 from tests.commands import run
 
@@ -81,7 +80,6 @@ ERRORS = [
     (AssertionError("Torch not compiled with CUDA enabled"), 1, "Torch not compiled with CUDA enabled"),
     (torch.OutOfMemoryError("CUDA out of memory."), 1, "OutOfMemoryError: CUDA out of memory."),
     (FloatingPointError("the target's scores are NaN."), 1, "the target's scores are NaN."),
-    (SandboxUnavailable("nothing isolates."), 1, "nothing isolates."),
 ]
 
 

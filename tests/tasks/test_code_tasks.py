@@ -1,11 +1,9 @@
 """Programs of the code tasks, and their execution."""
 
-from dataclasses import dataclass
-
 import pytest
 
 from hf_diversed.tasks import execution, get_task
-from tests.sandbox.jails import jail_mode
+from tests.isolation import isolation_error
 
 
 NAMES = ["mbpp", "mbpp_sanitized", "humaneval", "code"]
@@ -34,13 +32,7 @@ RECORDS = {
 }
 
 
-@dataclass
-class Outcome:
-    passed: bool
-    reason: str = ""
-
-
-class FakeSandbox:
+class FakeExecution:
     """Runs the programs of this file in this process, and records the calls."""
 
     def __init__(self):
@@ -48,7 +40,7 @@ class FakeSandbox:
 
     def __call__(self, programs, tests, **options):
         self.calls.append((list(programs), options))
-        return [Outcome(self._passes(f"{program}\n{test}")) for program, test in zip(programs, tests, strict=True)]
+        return [self._passes(f"{program}\n{test}") for program, test in zip(programs, tests, strict=True)]
 
     @staticmethod
     def _passes(program: str) -> bool:
@@ -60,8 +52,9 @@ class FakeSandbox:
 
 
 @pytest.fixture
-def sandbox(monkeypatch: pytest.MonkeyPatch) -> FakeSandbox:
-    fake = FakeSandbox()
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeExecution:
+    fake = FakeExecution()
+    monkeypatch.setattr(execution, "check_isolation", lambda: None)
     monkeypatch.setattr(execution, "run_programs", fake)
     return fake
 
@@ -72,34 +65,32 @@ def allowed(name: str):
 
 def runnable(name: str):
     """Return the task, unsafe if this machine has no isolation; the programs of these tests are harmless."""
-    unsafe = jail_mode() is None
-    return get_task(name, allow_code_execution=True, unsafe_code_execution=unsafe)
+    return get_task(name, allow_code_execution=True, allow_unsafe_code_execution=bool(isolation_error()))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_batch_is_one_call(name: str, sandbox: FakeSandbox):
-    """Catches a sandbox per completion, scores in another order, and references that fail."""
+def test_a_batch_is_one_call(name: str, fake: FakeExecution):
+    """Catches a call per completion, scores in another order, and references that fail."""
     task, record = allowed(name), RECORDS[name]
     right = task.reference(record)
     scores = task.score_batch([right, "nonsense here", right, WRONG], [record] * 4)
     assert scores == [1.0, 0.0, 1.0, 0.0]
-    assert [len(programs) for programs, _ in sandbox.calls] == [4]
+    assert [len(programs) for programs, _ in fake.calls] == [4]
     assert task.score(right, record) == 1.0
     assert task.score_batch([], []) == []
-    assert len(sandbox.calls) == 2
 
 
-def test_programs_agree_if_their_tests_end_alike(sandbox: FakeSandbox):
-    """Catches agreement of a right with a wrong program, and a sandbox per program."""
+def test_programs_agree_if_their_tests_end_alike(fake: FakeExecution):
+    """Catches agreement of a right with a wrong program, and a call per program."""
     task, record = allowed("code"), RECORDS["code"]
     right = task.reference(record)
     completions, answers = [right, right, WRONG, WRONG], [right, WRONG, right, "nonsense here"]
     assert task.agreement_batch(completions, answers, [record] * 4) == [1.0, 0.0, 0.0, 1.0]
-    assert len(sandbox.calls) == 1
+    assert len(fake.calls) == 1
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_answers_of_a_chat_model_pass_too(name: str, sandbox: FakeSandbox):
+def test_answers_of_a_chat_model_pass_too(name: str, fake: FakeExecution):
     """Catches a fence in the program, and a complete function inserted into its own body."""
     task, record = allowed(name), RECORDS[name]
     answer = task.chat_answer(record)
@@ -108,24 +99,22 @@ def test_answers_of_a_chat_model_pass_too(name: str, sandbox: FakeSandbox):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_code_is_run_only_when_allowed(name: str, sandbox: FakeSandbox):
+def test_code_is_run_only_when_allowed(name: str, fake: FakeExecution):
     """Catches a model's code that runs without permission."""
     for score in (get_task(name).score, lambda text, record: get_task(name).score_batch([text], [record])):
         with pytest.raises(ValueError, match=f"task '{name}' runs code that a model wrote.*`--allow-code-execution`"):
             score(RIGHT, RECORDS[name])
-    assert not sandbox.calls
+    assert not fake.calls
     assert get_task(name).prompt(RECORDS[name])
 
 
-def test_isolation_is_disabled_only_on_request(sandbox: FakeSandbox):
+def test_isolation_is_disabled_only_on_request(fake: FakeExecution):
     """Catches the mode without isolation as the default, or by permission to run code."""
-    unsafe = get_task("code", allow_code_execution=True, unsafe_code_execution=True)
-    for task in (allowed("code"), unsafe):
+    both = {"allow_code_execution": True, "allow_unsafe_code_execution": True}
+    for task in (allowed("code"), get_task("code", allow_unsafe_code_execution=True), get_task("code", **both)):
         task.score(RIGHT, RECORDS["code"])
-    assert [options["unsafe"] for _, options in sandbox.calls] == [False, True]
-    with pytest.raises(ValueError, match="unsafe_code_execution=True also requires allow_code_execution=True"):
-        get_task("code", unsafe_code_execution=True)
-    assert get_task("gsm8k", allow_code_execution=True, unsafe_code_execution=True).name == "gsm8k"
+    assert [options["isolated"] for _, options in fake.calls] == [True, False, False]
+    assert get_task("gsm8k", **both).name == "gsm8k"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +126,7 @@ def test_isolation_is_disabled_only_on_request(sandbox: FakeSandbox):
         ("code", {"answer": "\n"}),
     ],
 )
-def test_refuses_records_without_tests(name: str, changed: dict, sandbox: FakeSandbox):
+def test_refuses_records_without_tests(name: str, changed: dict, fake: FakeExecution):
     """Catches a record that any completion passes."""
     with pytest.raises(ValueError, match=f"a record of task '{name}' has no tests"):
         allowed(name).score(RIGHT, RECORDS[name] | changed)
@@ -147,13 +136,11 @@ TABLE = "def double(x):\n    return {1: 2, 3: 6}.get(x)\n"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_references_pass_in_the_real_sandbox_and_cheats_do_not(name: str):
-    """Catches a wrong call of the sandbox, and asserts that the program controls; tests/sandbox has more cheats. A
-    table of the expected values passes any test."""
+def test_references_pass_and_wrong_programs_do_not(name: str):
+    """Catches a wrong call of `run_programs`. A table of the expected values passes any test."""
     task, record = runnable(name), RECORDS[name]
-    equal = "class A:\n    def __eq__(self, other): return True\ndef double(x): return A()\n"
-    wrong = [WRONG, "import sys\nsys.exit(0)\n", equal]
-    assert task.score_batch([task.reference(record), TABLE, *wrong], [record] * 5) == [1.0, 1.0, *[0.0] * 3]
+    wrong = [WRONG, "import sys\nsys.exit(0)\n"]
+    assert task.score_batch([task.reference(record), TABLE, *wrong], [record] * 4) == [1.0, 1.0, 0.0, 0.0]
 
 
 def test_helpers_of_the_prompt_are_not_the_programs():
@@ -164,12 +151,12 @@ def test_helpers_of_the_prompt_are_not_the_programs():
         "test": "def check(candidate):\n    assert abs(poly(candidate())) < 1e-6\n",
         "entry_point": "root",
     }
-    cheat = "```python\ndef poly(x):\n    return 0\ndef abs(x):\n    return 0\ndef root():\n    return 3\n```"
+    cheat = "```python\ndef poly(x):\n    return 0\ndef root():\n    return 3\n```"
     assert task.score_batch(["    return 2.0\n", "    return 3\n", cheat], [record] * 3) == [1.0, 0.0, 0.0]
 
 
 def test_tests_that_use_the_programs_classes():
-    """Catches MBPP's setup, which builds lists and trees of the program's classes, failing in the sandbox."""
+    """Catches MBPP's setup, which builds lists and trees of the program's classes, failing."""
     record = {
         "text": "Sum a list.",
         "code": "class Node:\n    def __init__(self, x):\n        self.x, self.next = x, None\n"

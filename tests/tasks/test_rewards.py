@@ -41,20 +41,20 @@ def test_a_missing_column_is_named(columns: dict):
 
 def test_a_column_of_another_type_is_refused():
     """Catches tests that are joined character by character, so that every completion fails them."""
-    reward = load_reward("task:mbpp", allow_code_execution=True)
+    reward = load_reward("task:mbpp", allow_unsafe_code_execution=True)
     with pytest.raises(ValueError, match=r"sample 1: column 'test_list' must be a list .* got 'assert f' \(str\)"):
         reward(["x", "y"], test_list=[["assert f"], "assert f"])
 
 
 def test_code_rewards_run_a_batch_at_once(monkeypatch: pytest.MonkeyPatch):
-    """Catches a sandbox per sample, and HumanEval without the signature that TRL passes as `prompts` only."""
+    """Catches a call per sample, and HumanEval without the signature that TRL passes as `prompts` only."""
     calls = []
 
-    def run_programs(programs, tests, *, unsafe):
+    def run_programs(programs, tests, *, isolated):
         calls.append(list(programs))
-        return [type("Result", (), {"passed": "return 2" in program})() for program in programs]
+        return ["return 2" in program for program in programs]
 
-    reward = load_reward("task:humaneval", allow_code_execution=True)
+    reward = load_reward("task:humaneval", allow_unsafe_code_execution=True)
     monkeypatch.setattr(execution, "run_programs", run_programs)
     columns = {"test": ["def check(f): pass"] * 2, "entry_point": ["f", "g"]}
     completions = ["    return 2\n", "    return 3\n"]
@@ -78,12 +78,8 @@ def test_loads_tasks_functions_and_paths(monkeypatch: pytest.MonkeyPatch, tmp_pa
     with pytest.raises(ValueError, match="--allow-code-execution"):
         load_reward("task:code")
 
-    def run_programs(programs, tests=(), unsafe=False):
-        return [type("R", (), {"passed": unsafe})]
-
-    monkeypatch.setattr(execution, "run_programs", run_programs)
-    flags = {"allow_code_execution": True, "unsafe_code_execution": True}
-    assert load_reward("task:code", **flags)(["x"], answer=["assert x"]) == [1.0]
+    monkeypatch.setattr(execution, "run_programs", lambda programs, tests, isolated: [not isolated])
+    assert load_reward("task:code", allow_unsafe_code_execution=True)(["x"], answer=["assert x"]) == [1.0]
     sys.modules.pop("my_rewards", None)
 
 
