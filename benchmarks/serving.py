@@ -1,8 +1,7 @@
-"""Measure the embedded pair in vLLM: acceptance compared with `generate`, cost of the plugin, behaviour under load.
+"""Measure the embedded pair in vLLM: acceptance compared with `generate`, and cost of the plugin.
 
     python -m benchmarks.serving acceptance
     python -m benchmarks.serving cost
-    python -m benchmarks.serving load        # needs nginx
 
 Runs in the environment of `make vllm`, on a CPU. Each command writes its part of results/serving.json only.
 
@@ -12,15 +11,12 @@ Runs in the environment of `make vllm`, on a CPU. Each command writes its part o
   tokens that both count.
 - Cost: CPU seconds of steps, because the machine may be shared, alternately with and without the plugin. Each step is
   compared with its neighbours.
-- Load: two replicas behind a router receive many simultaneous requests at several strictnesses, some of them invalid
-  or cancelled, while the worker of one replica is killed.
 """
 
 import argparse
 import json
 import multiprocessing
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -34,8 +30,6 @@ import torch
 from transformers.utils import logging
 
 from benchmarks.in_engine import Counted, Engine
-from benchmarks.load import run_load_test
-from benchmarks.served import Server, start
 from embedded.export import export_demo_pair
 from hf_diversed import load_demo_pair
 from hf_diversed.evaluation.intervals import Bootstrap
@@ -222,29 +216,13 @@ def step_costs(runs: Sequence[Sequence[float]]) -> dict[str, Any]:
     }
 
 
-def load(arguments: argparse.Namespace, pair: Path) -> dict[str, Any]:
-    """Return how requests ended in each phase."""
-    problems = load_records(TASK, "test", arguments.requests, seed=arguments.seed)
-    prompts = [TASK.prompt(record) for record in problems]
-
-    def serve() -> Server:
-        return start(pair, pair, "--head", str(pair / HEADS / "math"))
-
-    records = []
-    for phase in run_load_test(serve, prompts, arguments.requests, arguments.nginx, pair, arguments.seed):
-        errors = Counter(one.detail[:200] for one in phase.outcomes if one.status == "error")
-        records.append({"phase": phase.name, "seconds": round(phase.seconds, 1), **phase.counts()})
-        print(json.dumps({**records[-1], "errors": errors}), flush=True)
-    return {"requests": arguments.requests, "records": records}
-
-
 def _alone(work: Callable[..., Any], *args: Any) -> Any:
     """Run a function in a separate process, so that an engine's memory is freed, and return its result."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(work, *args).result()
 
 
-PARTS = {"acceptance": acceptance, "cost": cost, "load": load}
+PARTS = {"acceptance": acceptance, "cost": cost}
 
 
 def main() -> None:
@@ -270,8 +248,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--samples-per-prompt", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=100, help="Batch size of `generate`.")
     parser.add_argument("--steps", type=int, default=600, help="Timed steps per verifier and batch size.")
-    parser.add_argument("--requests", type=int, default=300, help="Simultaneous requests under load.")
-    parser.add_argument("--nginx", default="nginx", help="Path of nginx, the router.")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 

@@ -65,11 +65,7 @@ def test_figures_are_rendered_from_results(page):
     assert text.count("<!-- begin:") == text.count("<!-- end:") == len(re.findall(render_docs.MARK, text))
 
 
-RESULT_PAGES = [
-    page
-    for page in render_docs.PAGES
-    if page.stem.startswith(("README", "results", "choosing", "counterfactual", "index"))
-]
+RESULT_PAGES = [page for page in render_docs.PAGES if page.stem.startswith(("README", "results", "choosing", "index"))]
 # A rate, points, a factor, or the two bounds in parentheses.
 IN_PROSE = re.compile(r"(-?\d[\d,]*\.?\d*)(?:%| points| times)|\((-?[\d.]+) to (-?[\d.]+)\)")
 
@@ -93,7 +89,7 @@ def test_figures_in_prose_are_in_a_table(page):
 
 def test_sums_of_lossless_runs():
     """Catches a run that was added to the table and not to the sums in the text."""
-    page = (ROOT / "docs" / "results-quality.md").read_text()
+    page = (ROOT / "docs" / "results.md").read_text()
     table = re.search("<!-- begin:lossless-runs -->(.*?)<!-- end", page, re.DOTALL)[1]
     words = " ".join(page.split())
     for task in ("GSM8K", "MBPP", "HumanEval"):
@@ -104,7 +100,7 @@ def test_sums_of_lossless_runs():
 
 def test_sum_of_exact_runs_on_humaneval():
     """Catches a run on HumanEval that was added to the table and not to the text about sampling."""
-    page = (ROOT / "docs" / "results-quality.md").read_text()
+    page = (ROOT / "docs" / "results.md").read_text()
     rows = re.findall(r"^\| HumanEval, temperature 0\.7.* \| (\d+) \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
     answers, target, lossless = (sum(map(int, column)) for column in zip(*rows))
     assert f"{target + lossless} of {2 * answers} answers" in page

@@ -18,9 +18,8 @@ from tools.figures import RESULTS
 PLOTS = Path(__file__).parent.parent / "docs" / "assets" / "plots"
 # The results of each plot of quality against acceptance.
 SOURCES = {
-    "frontier-math": "frontier-math.json",
-    "frontier-qwen-coder-mbpp": "real/qwen-coder-mbpp.json",
-    "frontier-qwen-coder-gsm8k": "real/qwen-coder-gsm8k.json",
+    "qwen-coder-mbpp": "real/qwen-coder-mbpp.json",
+    "qwen-coder-gsm8k": "real/qwen-coder-gsm8k.json",
 }
 # Methods without a row in the tables next to the plots.
 LEFT_OUT = ("block:lossless", "diversed:results/real/head-mbpp", "diversed:results/real/hidden-head-mbpp")

@@ -8,14 +8,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from hf_diversed.evaluation.intervals import Bootstrap
-from hf_diversed.formatting import LOSSLESS
 
 
 RESULTS = Path(__file__).parent.parent / "results"
-TASKS = ("math", "summary", "code")
 Row = Mapping[str, Any]
 
 
@@ -90,20 +86,19 @@ def flatten(study: str, task: str, method: str, n: int | None, row: Row) -> Iter
 def _evaluation(study: str, found: Row) -> Iterator[Figure]:
     """Evaluated methods, and differences between them as "A minus B"."""
     for row in found["records"]:
-        yield from flatten(study, row.get("category") or row["task"], row["method"], row["n"], row)
+        yield from flatten(study, row["task"], row["method"], row["n"], row)
     for row in found.get("comparisons", found.get("differences", ())):
         name = f"{row['method']} minus {row['minus']}"
         yield from flatten(study, found["records"][0]["task"], name, row.get("n"), row)
 
 
-def _rows(*names: str, task: str = "", part: str = "") -> Callable[[str, Row], Iterator[Figure]]:
-    """Return a reader of a list of rows whose method is in the given fields."""
+def _rows(name: str, part: str = "") -> Callable[[str, Row], Iterator[Figure]]:
+    """Return a reader of a list of rows whose method is in the given field."""
 
     def read(study: str, found: Row) -> Iterator[Figure]:
-        for row in (found[part] if part else found)["records"]:
-            method = ", ".join(str(row[name]) for name in names)
-            n = row.get("n", row.get("num_prompts", (found[part] if part else found).get("n")))
-            yield from flatten(study, row.get(task, ""), method, n, row)
+        found = found[part] if part else found
+        for row in found["records"]:
+            yield from flatten(study, "", row[name], row.get("n", found.get("n")), row)
 
     return read
 
@@ -111,8 +106,6 @@ def _rows(*names: str, task: str = "", part: str = "") -> Callable[[str, Row], I
 def _speed(study: str, found: Row) -> Iterator[Figure]:
     """Tokens per second, and the time for the same prompts, over those of the target."""
     for record in found["records"]:
-        for row in record.get("quality", ()):
-            yield from flatten(study, row["task"], row["method"], row["n"], row)
         for part in record["seconds"]:
             drafted = f", {record['num_assistant_tokens']} draft tokens" if "num_assistant_tokens" in record else ""
             reference = part["methods"]["target"]["turns"]
@@ -153,85 +146,10 @@ def _compiled(study: str, found: Row) -> Iterator[Figure]:
         yield from flatten(study, task, "static:0.7", None, part | part["throughput_ratio_by_batch"])
 
 
-def _replay(study: str, found: Row) -> Iterator[Figure]:
-    for size, row in found["batches"].items():
-        yield from flatten(study, "", size, None, row)
-
-
-def _learning(study: str, found: Row) -> Iterator[Figure]:
-    """Methods of a task under names that are the same for all tasks: the matched ones depend on the head."""
-    matched = {found["matched"]["diversed"][name]: f"{name}, matched" for name in ("lenience", "untrained")}
-    task = found["records"][0]["task"]
-    for row in found["records"]:
-        yield from flatten(study, task, matched.get(row["method"], row["method"]), row["n"], row)
-    others = ("lenience, matched", "untrained, matched", "spec_cascade:token_v3:0.95", "diversed-mixture")
-    pooled = dict(zip(others, found["comparisons"]))  # of the heads of three seeds
-    adjusted = holm(_pooled_p())
-    for number, (other, row) in enumerate(pooled.items()):
-        p_value = adjusted[4 * TASKS.index(task) + number]
-        yield from flatten(study, task, f"three seeds minus {other}", None, row | {"p": p_value})
-
-
-@cache
-def _pooled_p() -> tuple[float, ...]:
-    """Return the p-values of the pooled comparisons of all tasks, which are corrected together."""
-    studies = [json.loads(_path(f"learning-{task}").read_text())["comparisons"] for task in TASKS]
-    return tuple(1.0 if row["quality_p"] is None else row["quality_p"] for rows in studies for row in rows)
-
-
-def _ceiling(study: str, found: Row) -> Iterator[Figure]:
-    for order, free in found["free"].items():
-        verified = 1.0 - (1.0 - found["lossless_acceptance"]) * (1.0 - free)
-        yield from flatten(study, found["task"], order, found["positions"], {"free share": free, "verified": verified})
-
-
-def _calibration(study: str, found: Row) -> Iterator[Figure]:
-    for row in found["stated"]:
-        yield from flatten(study, found["task"], f"{100 * row['max_drop']:g}", found["calibrations"], row)
-
-
-def _costs(study: str, found: Row) -> Iterator[Figure]:
-    """Costs of single tokens: the decoding with heads trained on them, and the orders of tokens."""
-    rows = found.get("decoding", ())
-    # Lossless decoding is lenience:1.0, an end of the curve that gains are measured from.
-    rows = [row | {"gain": None, "gain_ci": None} if row["method"] == LOSSLESS else row for row in rows]
-    compared = [row for row in rows if row.get("gain") is not None]
-    adjusted = dict(zip((row["method"] for row in compared), holm([row["gain_p"] for row in compared])))
-    for row in rows:
-        p_value = {"p": adjusted[row["method"]]} if row["method"] in adjusted else {}
-        yield from flatten(study, found["task"], row["method"], row["n"], {**row, **p_value})
-    explained = found.get("r2") or {name: head["r2"] for name, head in found["heads"].items()}
-    for order, rows in found["curve"].items():
-        values = "cost" if order == "lenience" else "saving"
-        points = {f"{row['share']:.0%} kept": [row[values], *row[f"{values}_ci"]] for row in rows}
-        known = {"R²": explained[order]} if order in explained else {}
-        yield from flatten(study, "orders", order, None, points | known)
-
-
 _READERS: dict[str, Callable[[str, Row], Iterator[Figure]]] = {
     **{f"qwen-coder-speed-{name}": _speed for name in ("mbpp-t0", "gsm8k-t0", "mbpp-t0.7-k20-p0.8")},
     **{f"qwen-coder-speed-batch8-{suffix}": _speed for suffix in ("t0", "t0.7-k20-p0.8")},
-    **dict.fromkeys(("lookup-scitldr", "lenience-scitldr", "lookup-rewrite"), _speed),
-    **{f"learning-{task}": _learning for task in TASKS},
-    **dict.fromkeys(("ceiling-math", "ceiling-summary"), _ceiling),
-    **dict.fromkeys(("calibration", "calibration-summary"), _calibration),
-    **dict.fromkeys(("counterfactual-math", "counterfactual-summary", "held-out-costs-gsm8k"), _costs),
     "compiled": _compiled,
-    "replay": _replay,
     "serving-acceptance": _rows("verifier", part="acceptance"),
-    "random-draft": _rows("engine", "batch_size"),
-    "head-costs": _rows("engine"),
-    "importance": _rows("method"),
     **dict.fromkeys(("sampling-check", "sampling-check-humaneval", "sampling-check-humaneval-first"), _rows("method")),
-    "transfer": _rows("trained_on", task="tested_on"),
 }
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values adjusted for multiple tests, in the same order: the probability that any true null hypothesis
-    gets a value of at most 5% is at most 5% (Holm 1979, Scand. J. Statist. 6:65)."""
-    order = np.argsort(p_values, kind="stable")
-    scaled = np.array(p_values, dtype=np.float64)[order] * np.arange(len(order), 0, -1)
-    adjusted = np.empty(len(order))
-    adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
-    return [float(value) for value in adjusted]

@@ -2,8 +2,7 @@
 
 python -m tools.render_docs
 
-A table is written between the lines `<!-- begin:name -->` and `<!-- end:name -->`, for a name in `SECTIONS`. mkdocs
-replaces a line `<!-- file: NAME.md -->` with that file of the repository.
+A table is written between the lines `<!-- begin:name -->` and `<!-- end:name -->`, for a name in `SECTIONS`.
 """
 
 import json
@@ -21,13 +20,6 @@ from tools.tables.parts import markdown
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MARK = re.compile(r"(<!-- begin:([\w-]+) -->\n).*?(<!-- end:\2 -->)", re.DOTALL)
-_FILE = re.compile(r"^.*<!-- file: ([\w.]+) -->$", re.MULTILINE)
-_OTHER_FILE = re.compile(r"\[([^\]]+)\]\([A-Z_]+\.md\)")  # links to files that are no pages become text
-# Files of the repository that are separate pages.
-FILES = {
-    "ARCHITECTURE.md": "architecture.md",
-    "CONTRIBUTING.md": "contributing.md",
-}
 
 
 def families() -> str:
@@ -69,17 +61,9 @@ def render(text: str) -> str:
     return MARK.sub(lambda mark: f"{mark[1]}\n{SECTIONS[mark[2]]()}\n\n{mark[3]}", text)
 
 
-def _file(name: str) -> str:
-    """Return a file of the repository, with links to the pages of other files."""
-    text = (ROOT / name).read_text().replace("](docs/", "](")
-    for other, page in FILES.items():
-        text = text.replace(f"]({other}", f"]({page}")
-    return _OTHER_FILE.sub(r"\1", text)
-
-
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Render a page; mkdocs calls this for every page."""
-    return _FILE.sub(lambda mark: _file(mark.group(1)), markdown).replace("<!-- settings -->", settings())
+    return markdown.replace("<!-- settings -->", settings())
 
 
 def on_page_content(html: str, **_: Any) -> str:

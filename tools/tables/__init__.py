@@ -1,8 +1,7 @@
 """The tables of README and documentation, by the name of their place on a page."""
 
-from tools.tables.learning import costs, learning
 from tools.tables.quality import pair, published
 from tools.tables.speed import serving, speed
 
 
-TABLES = {**pair(), **published(), **learning(), **costs(), **speed(), **serving()}
+TABLES = {**pair(), **published(), **speed(), **serving()}

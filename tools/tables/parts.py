@@ -16,11 +16,6 @@ def rate(figure: Figure) -> str:
     return _with_bounds(figure, percent)
 
 
-def points(figure: Figure) -> str:
-    """Format 0.5 as "50.00", in points, with its bounds."""
-    return _with_bounds(figure, lambda value: f"{100 * value:.2f}".replace("-0.00", "0.00"))
-
-
 def tenths(figure: Figure) -> str:
     """Format 0.5 as "50.0", in points, with its bounds."""
     return _with_bounds(figure, lambda value: f"{100 * value:.1f}".replace("-0.0", "0.0"))
@@ -71,11 +66,6 @@ def num_right(figure: Figure) -> str:
     """Format a share of right answers as their number."""
     assert figure.n is not None
     return f"{figure.value * figure.n:.0f}"
-
-
-def p_value(figure: Figure) -> str:
-    """Format a p-value with three decimals."""
-    return "< 0.001" if figure.value < 0.001 else f"{figure.value:.3f}"
 
 
 def _with_bounds(figure: Figure, form: Callable[[float], str], unit: str = "") -> str:
@@ -182,20 +172,7 @@ def every(study: str) -> list[Row]:
 ACCEPTED = Column("accepted / drafted", "acceptance_rate")
 PER_ROUND = Column("tokens per target forward", "block_efficiency", number)
 DROP = Column("points below the target", "quality_drop", tenths)
-STATIC_GAIN = Column("points above the static curve", "static_gain", tenths)
 
 
 def quality(header: str) -> Column:
     return Column(header, "quality")
-
-
-def by_task(*tasks: tuple[str, str, str, str]) -> list[Column]:
-    """Return two columns, acceptance and quality, for every (title, study, task, metric)."""
-    return [
-        column
-        for title, study, task, metric in tasks
-        for column in (
-            Column(f"{title}: accepted", "acceptance_rate", study=study, task=task),
-            Column(metric, "quality", study=study, task=task),
-        )
-    ]

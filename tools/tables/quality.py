@@ -1,18 +1,16 @@
-"""Tables of quality and acceptance, on the embedded pair, the Qwen2.5-Coder pair and SmolLM2."""
+"""Tables of quality and acceptance, on the embedded pair and the Qwen2.5-Coder pair."""
 
 from collections.abc import Sequence
 
-from tools.figures import TASKS, dtypes, figures
+from tools.figures import dtypes, figures
 from tools.tables.parts import (
     ACCEPTED,
     DROP,
     PER_ROUND,
-    STATIC_GAIN,
     Column,
     Row,
     Table,
     below,
-    by_task,
     count,
     every,
     factor,
@@ -39,8 +37,6 @@ PUBLISHED = {"mbpp": ("MBPP", "pass@1"), "humaneval": ("HumanEval", "pass@1"), "
 
 def pair() -> dict[str, Table]:
     """Return the tables of the embedded pair."""
-    names = {"math": "accuracy", "summary": "ROUGE-2", "code": "pass@1"}
-    sweeps = {"0": "math-t0", "0.1": "math-t0.1", "1": "math"}
     return {
         "first": Table(
             "method",
@@ -54,42 +50,17 @@ def pair() -> dict[str, Table]:
             [ACCEPTED, PER_ROUND, quality("correct answers")],
             "{n} prompts, 2 samples each, temperature 1, 5 draft tokens per round, 95% intervals clustered by prompt.",
         ),
-        "transfer": Table(
-            "trained on",
-            methods("transfer", *TASKS),
-            by_task(*((f"on {task}", "", task, metric) for task, metric in names.items())),
-            "{n} prompts per task, temperature 1, 5 draft tokens per round, 95% intervals clustered by prompt.",
-        ),
-        "temperatures": Table(
-            "method",
-            methods("", "target", "lossless", "diversed"),
-            by_task(*((f"temperature {value}", study, "", "accuracy") for value, study in sweeps.items())),
-            "{n} prompts of math, 5 draft tokens per round, with the head trained at temperature 1; 95% intervals "
-            "clustered by prompt.",
-        ),
         "truncation": Table(
             "method",
             every("truncation"),
             [ACCEPTED, quality("accuracy")],
             "Embedded pair, math, temperature 1, {n} prompts; 95% intervals clustered by prompt.",
         ),
-        "importance": Table(
-            "rollouts",
-            every("importance"),
-            [
-                Column("mean reward", "reward"),
-                Column("weighted", "weighted_reward"),
-                Column("mean weight", "mean_weight", number),
-                Column("effective sample size", "effective_share"),
-            ],
-            "Embedded pair, math, temperature 1, {n} prompts, 2 samples each; one standard error over prompts to "
-            "either side. Data: {data}.",
-        ),
     }
 
 
 def published() -> dict[str, Table]:
-    """Return the tables of the Qwen2.5-Coder pair and of SmolLM2."""
+    """Return the tables of the Qwen2.5-Coder pair."""
     mbpp, gsm8k, head = "qwen-coder-mbpp", "qwen-coder-gsm8k", "diversed:results/real/token-head-mbpp"
     label = (head, "`diversed`, token head trained on MBPP")
     setting = (
@@ -115,7 +86,6 @@ def published() -> dict[str, Table]:
     task = {name: [Column("accepted / drafted", "acceptance_rate", study=name)] for name in (mbpp, gsm8k)}
     for name, _, metric in scores:
         task[name] += [Column(metric, "quality", study=name), BELOW_EXACT._replace(study=name)]
-        task[name].append(STATIC_GAIN._replace(study=name))
     return {
         "brief": Table(
             "verifier",
@@ -149,7 +119,6 @@ def published() -> dict[str, Table]:
             [
                 ACCEPTED,
                 quality("score"),
-                STATIC_GAIN,
                 *(
                     Column(f"{name}, points above `lenience:0.3`", metric, tenths, minus="lenience:0.3")
                     for name, metric in (("accepted", "acceptance_rate"), ("score", "quality"))
@@ -198,11 +167,6 @@ def published() -> dict[str, Table]:
                     ("MBPP, greedy", f"{mbpp}-t0-others", ("lossless", "fly")),
                     ("math, temperature 1", "verifiers-math", ("lossless", "contrastive:0.5:0.1")),
                     ("math, temperature 1", "mars-math", ("mars:0.9",)),
-                    (
-                        "math, temperature 1",
-                        "phases-math",
-                        ("lossless", ("static:0.3 inside", "`phase`, `static:0.3` inside")),
-                    ),
                     ("math, temperature 1", "truncation", ("lossless", "typical", "fuzzy:0.3:kl:0.9")),
                     ("math, greedy", "verifiers-math-t0", ("lossless", "lenience:0.3", "regret_budget:8")),
                 )
@@ -210,8 +174,8 @@ def published() -> dict[str, Table]:
             ],
             [Column("prompts", "n", count), ACCEPTED, quality("right answers")],
             "MBPP: Qwen2.5-Coder pair; math: embedded pair; 5 draft tokens per round, 95% intervals clustered by "
-            "prompt. Rows below a `lossless` have its prompts. [Results: quality](results-quality.md) has `static` "
-            "and `diversed`.",
+            "prompt. Rows below a `lossless` have its prompts. [Results](results.md) has `static` and "
+            "`diversed`.",
         ),
         "mbpp": Table("method", compared, task[mbpp], f"{setting} {EXACT_NOTE}"),
         "gsm8k": Table("method", compared, task[gsm8k], f"{setting} {EXACT_NOTE}"),
@@ -232,24 +196,6 @@ def published() -> dict[str, Table]:
             ("mbpp",),
             label,
         ),
-        "specbench": Table(
-            "category",
-            [
-                Row(name.replace("-turn-", ", turn "), "", "qwen-coder-specbench", name)
-                for name in dict.fromkeys(figure.task for figure in figures("qwen-coder-specbench"))
-            ],
-            [
-                Column(f"`{name}`: {title}", metric, form, method=name)
-                for name in ("lossless", "lenience:0.3")
-                for title, metric, form in (
-                    ("accepted", "acceptance_rate", share),
-                    ("tokens per target forward", "block_efficiency", number),
-                )
-            ],
-            "{n} questions per row, too few for intervals; temperature 1, 5 draft tokens per round, at most 256 new "
-            "tokens. Data: {data}.",
-        ),
-        **_smollm2(),
     }
 
 
@@ -333,23 +279,3 @@ def _setting(
         for key, (task, metric) in PUBLISHED.items()
     }
     return {f"pair-{name}": summary, f"speed-{name}": speed, f"forwards-{name}": forwards, **details}
-
-
-def _smollm2() -> dict[str, Table]:
-    """Return a table for each source of draft tokens and task."""
-    head = "diversed:build/real/lookup/head-token-aware"
-    ordinary = ("target", "lossless", "lenience:0.3", ("upstream", "transformers' prompt lookup"))
-    setting = (
-        "SmolLM2-135M-Instruct in bfloat16, one CPU thread, batch size 1; {n} prompts, temperature 0.3, at most %s "
-        "draft tokens per round; 95%% intervals clustered by prompt. Speedup over the target with the same engine, "
-        "median (range) of %s alternating runs of %s prompts. Data: {data}."
-    )
-    columns = [ACCEPTED, quality("ROUGE-2"), DROP, PER_ROUND, Column("speedup", "speedup, batch 1", times)]
-    summaries = [
-        *methods("lookup-scitldr", *ordinary, (head, "a token head")),
-        *methods("lenience-scitldr", "lenience:0.05"),
-    ]
-    return {
-        "lookup-scitldr": Table("method", summaries, columns, setting % (10, "3 (`lenience:0.05`: 1)", 6)),
-        "lookup-rewrite": Table("method", methods("lookup-rewrite", *ordinary), columns, setting % (10, 2, 4)),
-    }

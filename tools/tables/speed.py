@@ -1,7 +1,7 @@
 """Tables of times."""
 
 from hf_diversed.method_names import UPSTREAM
-from tools.tables.parts import ACCEPTED, Column, Row, Table, count, every, number, tenths, times
+from tools.tables.parts import ACCEPTED, Column, Row, Table, every, number, tenths, times
 
 
 DRAFTED = Column("draft tokens per round", "drafted_per_round", lambda figure: f"{figure.value:.1f}")
@@ -26,7 +26,6 @@ def speed() -> dict[str, Table]:
     quartiles = "median (quartiles) of"
     verifiers = ("lossless", "lenience:0.3")
     lengths = [f"{verifier}:{length}" for verifier in verifiers for length in ("5", "confidence")]
-    kinds = [f"{verifier}:{kind}" for verifier in verifiers for kind in ("confidence", "copies")]
     return {
         "compiled": Table(
             "embedded pair, compiled",
@@ -49,7 +48,7 @@ def speed() -> dict[str, Table]:
                 OVER_CONSTANT._replace(header="over transformers' best constant number"),
             ],
             "Temperature 1, {n} prompts per task, batch size 1, two CPU threads; medians (quartiles). The best "
-            "constant number of draft tokens is the fastest of 3, 5 and 8. [Details](docs/results-speed.md).",
+            "constant number of draft tokens is the fastest of 3, 5 and 8. [Details](docs/results.md).",
         ),
         "draft-lengths-int4": Table(
             "task, method, schedule",
@@ -77,49 +76,6 @@ def speed() -> dict[str, Table]:
             "task, median (quartiles) of paired ratios. transformers: assisted generation, with default settings "
             "unless a constant number is given; the best constant number of 3, 5 and 8 is the one with the most "
             "tokens per second. Data: {data}, `results/draft-lengths-bf16.json`.",
-        ),
-        "copies": Table(
-            "task, method, schedule",
-            [
-                Row(_label("correcting abstracts", method), method, "draft-copies", "rewrite")
-                for method in ("upstream", *kinds)
-            ],
-            [DRAFTED, ACCEPTED, OVER_TARGET, OVER_UPSTREAM],
-            "The same target and int4 draft model, at most 128 new tokens, {n} prompts. The schedule "
-            "confidence drafts at most 8 tokens; copies takes up to 10 draft tokens from the text where its "
-            "last three tokens occurred before. Data: {data}.",
-        ),
-        "random-draft": Table(
-            "engine, batch size",
-            [row._replace(label=row.method) for row in every("random-draft")],
-            [
-                Column("CPU time over the target alone", "over_target", number),
-                Column("first call", "first_call", number),
-            ],
-            f"Embedded target, 96 new tokens per row, {quartiles} 21 alternating calls. Data: {{data}}.",
-        ),
-        "head-costs": Table(
-            "engine",
-            [row._replace(label=row.method) for row in every("head-costs")],
-            [
-                Column("lossless, ms per round", "lossless_ms", number),
-                Column("more with the head", "extra"),
-                Column("alternating runs", "turns", count),
-            ],
-            "Hidden size 1024, 4 target layers, random weights, 5 draft tokens per round, one thread; median "
-            "(quartiles). Data: {data}.",
-        ),
-        "replay": Table(
-            "batch size",
-            [row._replace(label=row.method) for row in every("replay")],
-            [
-                Column("time", "ratio", number),
-                Column("forward passes per round", "forwards_per_round", number),
-            ],
-            "Time of the target's part of a round that rejects half of 4 draft tokens per row (in batches, each row "
-            "rejects between none and all of them), relative to a round that accepts all. Qwen3.5 architecture with "
-            f"31 million random weights, one CPU thread, process time, {quartiles} means over 20 rounds, 400 "
-            "alternating rounds each. Data: {data}.",
         ),
     }
 
