@@ -108,8 +108,8 @@ class Trace:
         weight: float32 `[B, G]`, weight on the target at the draft token, for mixtures.
         tv: float32 `[B, G]`, TV(p, q), if the verifier computed it.
         bias: float32 `[B, G]`, TV(v, p) of verifiers with a weight per token: the exact value if the verifier computed
-            it, else the unbiased estimate (1 - w) max(1 - p/q, 0) from the draft token. NaN if the weights depend on
-            the block. None with one weight per position, where TV(v, p) is (1 - w) TV(p, q).
+            it, else the unbiased estimate (1 - w) max(1 - p/q, 0) from the draft token. None with one weight per
+            position, where TV(v, p) is (1 - w) TV(p, q).
         inputs: inputs of a learned verifier's head, by name, `[B, G, ...]`, if the verifier keeps them.
         emitted_probs: returns the distribution that sampling emits at the draft positions, float32 `[B, G, V]`; None
             if the verifier does not compute it. In a `PhaseVerifier`, NaN where the verifier that decides does not

@@ -3,18 +3,16 @@
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 
 
 NUM_DISTRIBUTION_FEATURES = 8
-TARGET_ENTROPY, TOTAL_VARIATION, KL_DIVERGENCE = 0, 4, 5  # indices of these features
+TOTAL_VARIATION = 4  # index of this feature
 _IMPLAUSIBLE = 0.01
 _LEAST_MASS = 1e-3
 _MAX_LOG_RATIO = 20.0
 
 NUM_TOKEN_FEATURES = 5
-LOG_RATIO, LOG_BELOW_TOP = 0, 1  # indices of these features
-NUM_LOOKAHEAD_FEATURES = 4
+LOG_RATIO = 0  # index of this feature
 _LEAST_LOG = -10.0
 _LAST_RANK = 127
 MAX_HELD = 2**18  # tokens, over all positions, whose features are in memory at once
@@ -82,23 +80,6 @@ def drafted_token_features(p: torch.Tensor, q: torch.Tensor, tokens: torch.Tenso
     p_token, q_token = (probs.gather(-1, tokens[..., None]) for probs in (p, q))
     rank = p.clone().gt_(p_token).sum(-1).clamp_max(_LAST_RANK)  # in place, as in `distribution_features`
     return token_features(p_token.squeeze(-1), q_token.squeeze(-1), p.amax(-1), rank)
-
-
-def lookahead_features(features: torch.Tensor, token: torch.Tensor, active: torch.Tensor, window: int) -> torch.Tensor:
-    """Return four features of each of the next `window` draft tokens in the block: log p/q (from `token_features`),
-    TV(p, q), the target's entropy, and 1. All four are 0 after the end of the block.
-
-    Args:
-        features: float32 `[B, G, 8]` from `distribution_features`. token: float32 `[B, G, 5]` from `token_features`.
-        active: bool `[B, G]`, see `DraftOutput`; inactive positions count as after the end.
-
-    Returns:
-        float32 `[B, G, window, 4]`.
-    """
-    log_ratio = token[..., LOG_RATIO]
-    columns = (log_ratio, features[..., TOTAL_VARIATION], features[..., TARGET_ENTROPY], torch.ones_like(log_ratio))
-    values = torch.stack(columns, dim=-1).masked_fill(~active[..., None], 0.0)
-    return F.pad(values, (0, 0, 0, window))[:, 1:].unfold(1, window, 1).transpose(-1, -2)
 
 
 def vocabulary_features(p: torch.Tensor, q: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -208,9 +208,3 @@ class Listener(RoundStreamer):
 
     def end(self):
         self.ended += 1
-
-
-def tiny_block_head(seed: int = 0) -> DiversedHead:
-    """A head that reads the rest of the block, with weights all over (0, 1)."""
-    kind = {"features": "distribution", "token_features": True, "strictness_slope": 1.0}
-    return tiny_head(seed, **kind, lookahead=2, target_after=True)

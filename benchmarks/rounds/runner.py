@@ -33,7 +33,6 @@ from hf_diversed.verifiers import DiversedVerifier
 
 
 FRESH = "fresh"
-_INPUTS = {"token": ("token_features", True), "lookahead": ("lookahead", 4), "target_after": ("target_after", True)}
 
 
 def runs_at(method: Method, point: Point) -> bool:
@@ -53,9 +52,9 @@ def build_timed(
 
     Args:
         methods: "upstream" (lossless), "upstream:<weight>" (its static ensemble),
-            "fresh:<features>[+<input>...][:mlp]" (an untrained head with the cost of a trained one; inputs: token,
-            lookahead, target_after), or a name for `build_methods`: "target", "lossless", "static:0.7", "diversed"
-            (the given head) ... The prefix "compiled:" selects static shapes and compilation.
+            "fresh:<features>[+token][:mlp]" (an untrained head with the cost of a trained one), or a name for
+            `build_methods`: "target", "lossless", "static:0.7", "diversed" (the given head) ... The prefix
+            "compiled:" selects static shapes and compilation.
         acceptance: see `BenchmarkSettings`; applies to our methods.
         backend: see `default_compile_config`.
 
@@ -96,11 +95,8 @@ def _build(name: MethodName, target: PreTrainedModel, draft: PreTrainedModel, he
 
 def _fresh_head(parameters: str, target: PreTrainedModel, draft: PreTrainedModel) -> DiversedHead:
     inputs, _, head_type = parameters.partition(":")
-    features, *others = inputs.split("+")
-    if unknown := set(others) - _INPUTS.keys():
-        raise ValueError(f"{FRESH}:{parameters}: unknown input {min(unknown)!r}; use one of {', '.join(_INPUTS)}.")
-    kind = dict(_INPUTS[name] for name in others)
-    config = DiversedHeadConfig.for_pair(target, draft, features=features, **kind, head_type=head_type or "linear")
+    kind = {"features": inputs.removesuffix("+token"), "token_features": inputs.endswith("+token")}
+    config = DiversedHeadConfig.for_pair(target, draft, **kind, head_type=head_type or "linear")
     return DiversedHead(config).to(target.device).eval()
 
 

@@ -87,8 +87,6 @@ def about_table(head: DiversedHead, records: HeadRecords) -> Table:
     measured = (records.evaluation.get("provenance") or {}).get("evaluation") or {}
     parameters = sum(parameter.numel() for parameter in head.parameters())
     inputs = config.features + (" and the draft token" if config.token_features else "")
-    inputs += f", {config.lookahead} draft tokens ahead" if config.lookahead else ""
-    inputs += ", target after the token" if config.target_after else ""
     properties = {
         "task": config.task,
         "target": _model(config.base_model_name_or_path, config.base_model_revision, measured.get("target")),

@@ -111,9 +111,9 @@ class Parts:
             keep_rows=self.keep_rows,
         )
         hidden, requested = self.verifier.needs_hidden_states, requested_results(request)
-        target = runner(model, keep_hidden=bool(hidden))
+        target = runner(model, keep_hidden=hidden)
         rule = self.rule if compiler is None else None
-        drafter = self._drafter(partial(runner, keep_hidden=hidden not in (False, "target")), rule)
+        drafter = self._drafter(partial(runner, keep_hidden=hidden), rule)
         if isinstance(drafter, CandidateDrafter):
             if limit is not None and drafter.needs_every_round:
                 raise ValueError(

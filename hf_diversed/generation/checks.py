@@ -93,11 +93,9 @@ def check_verifier(verifier: Verifier, context: DecodingContext) -> None:
     name = type(verifier).__name__
     if verifier.greedy_only and context.temperature != 0.0:
         raise ValueError(f"{name} is defined for greedy decoding only; pass do_sample=False.")
-    if verifier.needs_hidden_states not in (False, True, "target"):
-        raise ValueError(
-            f'{name}.needs_hidden_states must be False, True or "target", got {verifier.needs_hidden_states!r}.'
-        )
-    if not context.draft_hidden_size and verifier.needs_hidden_states is True:
+    if not isinstance(verifier.needs_hidden_states, bool):
+        raise ValueError(f"{name}.needs_hidden_states must be False or True, got {verifier.needs_hidden_states!r}.")
+    if not context.draft_hidden_size and verifier.needs_hidden_states:
         raise ValueError(
             f"{name} needs hidden states of a draft model for each draft token, which prompt lookup "
             "(prompt_lookup_num_tokens) and candidate generators lack; use a head with "

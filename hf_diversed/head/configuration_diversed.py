@@ -78,9 +78,6 @@ RULES: dict[str, Rule] = {
     "head_type": _choice(*HEAD_TYPES),
     "features": _choice(*FEATURES),
     "token_features": _choice(True, False),
-    "lookahead": ("an integer from 0 to 16", lambda value: type(value) is int and 0 <= value <= 16),
-    "target_after": _choice(True, False),
-    "strictness_slope": _number(1e-3, 1e6, optional=True),
     "intermediate_size": _integer(2**14),
     "normalize": _choice(True, False),
     "mixing": _choice("probs"),  # stored in some heads; nothing reads it
@@ -126,12 +123,6 @@ class DiversedHeadConfig(PreTrainedConfig):
             statistics of p and q, see `distribution_features`; needs no hidden states) or "both".
         token_features: also use five features of the draft token (see `token_features`), so that the weight depends on
             the token.
-        lookahead: also use features of the next `lookahead` draft tokens in the block, 0 to 16 (see
-            `lookahead_features`).
-        target_after: also use the target's last hidden state after the draft token. `lookahead` and `target_after`
-            need `token_features` and "distribution" or "both" as `features`.
-        strictness_slope: change of the logit per unit of logit(strictness); None derives it from the slope of the
-            logit in log p/q.
         normalize: normalise each hidden state to zero mean and unit variance; False for converted heads.
         task: task of the training.
         num_assistant_tokens: draft tokens per round in training, 1 to 64; the default for generation.
@@ -158,9 +149,6 @@ class DiversedHeadConfig(PreTrainedConfig):
     head_type: str = "linear"
     features: str = "hidden"
     token_features: bool = False
-    lookahead: int = 0
-    target_after: bool = False
-    strictness_slope: float | None = None
     intermediate_size: int = 64
     normalize: bool = True
     task: str | None = None

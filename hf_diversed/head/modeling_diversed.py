@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +12,7 @@ from huggingface_hub import CommitInfo
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_diversed.features import (
-    LOG_RATIO,
-    NUM_DISTRIBUTION_FEATURES,
-    NUM_LOOKAHEAD_FEATURES,
-    NUM_TOKEN_FEATURES,
-)
+from hf_diversed.features import LOG_RATIO, NUM_DISTRIBUTION_FEATURES, NUM_TOKEN_FEATURES
 from hf_diversed.head import pulling
 from hf_diversed.head.configuration_diversed import DiversedHeadConfig
 
@@ -30,9 +25,9 @@ class DiversedHead(PreTrainedModel):
     """Predicts the logit of w, the weight on the target, at a position; w = sigmoid(logit) (arXiv 2604.07622).
 
     Its inputs depend on the prefix only, so `w p + (1 - w) q` is a distribution. With `token_features` they also
-    depend on the draft token, and acceptance differs (see `DiversedVerifier`). With `lookahead` or `target_after` they
-    depend on more of the block. The head computes on its own device and, outside autocast, in float32, whatever its
-    dtype and that of the models. An untrained head predicts w = 0.5 everywhere.
+    depend on the draft token, and acceptance differs (see `DiversedVerifier`). The head computes on its own
+    device and, outside autocast, in float32, whatever its dtype and that of the models. An untrained head predicts
+    w = 0.5 everywhere.
 
     Attributes:
         input_mean, input_std: `[width]`, in the dtype of the head, for the standardization of inputs; 0 and 1 until
@@ -53,21 +48,12 @@ class DiversedHead(PreTrainedModel):
     def __init__(self, config: DiversedHeadConfig):
         super().__init__(config)
         # Plain attributes: every round reads them, and reading from the config is slow.
-        self.lookahead, self.target_after = config.lookahead, config.target_after
-        self.needs_hidden_states: bool | Literal["target"] = config.features != "distribution" or (
-            "target" if self.target_after else False
-        )
+        self.needs_hidden_states = config.features != "distribution"
         self.needs_distributions = config.features != "hidden"
         self.needs_token = config.token_features
-        if (self.lookahead or self.target_after) and not (self.needs_token and self.needs_distributions):
-            raise ValueError(
-                "lookahead and target_after need token_features=True and features='distribution' or 'both', got "
-                f"token_features={config.token_features}, features={config.features!r}."
-            )
         width = NUM_DISTRIBUTION_FEATURES if self.needs_distributions else 0
-        if self.needs_hidden_states is True:
+        if self.needs_hidden_states:
             width += config.target_hidden_size + config.draft_hidden_size
-        width += self.lookahead * NUM_LOOKAHEAD_FEATURES + (config.target_hidden_size if self.target_after else 0)
         width += NUM_TOKEN_FEATURES if self.needs_token else 0
         self.dense = nn.Linear(width, config.intermediate_size) if config.head_type == "mlp" else None
         self.out = nn.Linear(width if self.dense is None else config.intermediate_size, 1)
@@ -186,8 +172,6 @@ class DiversedHead(PreTrainedModel):
         draft_hidden: torch.Tensor | None = None,
         features: torch.Tensor | None = None,
         token: torch.Tensor | None = None,
-        lookahead: torch.Tensor | None = None,
-        target_after: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute the logit of the weight on the target.
 
@@ -198,9 +182,6 @@ class DiversedHead(PreTrainedModel):
             features: float32 `[..., 8]` from `distribution_features`; None for `features="hidden"`.
             token: float32 `[..., 5]` from `token_features`, or `[..., N, 5]` for N tokens after each prefix; None
                 unless the configuration has `token_features`.
-            lookahead: float32 `[..., W, 4]` from `lookahead_features`; None unless the configuration has `lookahead`.
-            target_after: `[..., Dp]`, input of the target's output embedding after the draft token; None unless the
-                configuration has `target_after`.
 
         Returns:
             float32 `[...]`, or `[..., N]` for `token` of shape `[..., N, 5]`, on the head's device; autocast may
@@ -209,7 +190,7 @@ class DiversedHead(PreTrainedModel):
         Raises:
             ValueError: if an input that the configuration requires is missing or has a wrong width.
         """
-        values = self._values(target_hidden, draft_hidden, features, lookahead, target_after)
+        values = self._values(target_hidden, draft_hidden, features)
         if self.needs_token:
             token = self._as_input("token", token, NUM_TOKEN_FEATURES)
             if token.ndim > values.ndim:
@@ -252,16 +233,12 @@ class DiversedHead(PreTrainedModel):
     def empty_inputs(self) -> dict[str, torch.Tensor]:
         """Return arguments of `forward` for no positions, with shapes `[0, ...]`."""
         config, shapes = self.config, dict[str, tuple[int, ...]]()
-        if self.needs_hidden_states is True:
+        if self.needs_hidden_states:
             shapes |= {"target_hidden": (config.target_hidden_size,), "draft_hidden": (config.draft_hidden_size,)}
         if self.needs_distributions:
             shapes["features"] = (NUM_DISTRIBUTION_FEATURES,)
         if self.needs_token:
             shapes["token"] = (NUM_TOKEN_FEATURES,)
-        if self.lookahead:
-            shapes["lookahead"] = (self.lookahead, NUM_LOOKAHEAD_FEATURES)
-        if self.target_after:
-            shapes["target_after"] = (config.target_hidden_size,)
         return {name: self.out.weight.new_zeros(0, *shape) for name, shape in shapes.items()}
 
     def concatenate(self, token: torch.Tensor | None = None, **inputs: torch.Tensor | None) -> torch.Tensor:
@@ -305,11 +282,9 @@ class DiversedHead(PreTrainedModel):
     def ratio_slope(self) -> torch.Tensor:
         """Return the change of the logit per unit of logit(strictness), a float32 scalar.
 
-        This is `config.strictness_slope`. If that is None, it is minus the slope of the logit in the token's log p/q
-        around the mean, with all other inputs at their means, but at least 1. Only for heads with token features.
+        This is minus the slope of the logit in the token's log p/q around the mean, with all other inputs at their
+        means, but at least 1. Only for heads with token features.
         """
-        if self.config.strictness_slope is not None:
-            return torch.tensor(self.config.strictness_slope, dtype=torch.float32, device=self.input_mean.device)
         mean, split = self.input_mean.float(), len(self.input_mean) - NUM_TOKEN_FEATURES
         is_ratio = (torch.arange(NUM_TOKEN_FEATURES, device=mean.device) == LOG_RATIO).float()
         around = mean[split:] + torch.stack([-0.5 * is_ratio, 0.5 * is_ratio])
@@ -321,21 +296,14 @@ class DiversedHead(PreTrainedModel):
         target_hidden: torch.Tensor | None = None,
         draft_hidden: torch.Tensor | None = None,
         features: torch.Tensor | None = None,
-        lookahead: torch.Tensor | None = None,
-        target_after: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the concatenated inputs other than those of the draft token, float32 `[..., width]`."""
         parts = []
-        if self.needs_hidden_states is True:
+        if self.needs_hidden_states:
             parts.append(self._hidden("target_hidden", target_hidden, self.config.target_hidden_size))
             parts.append(self._hidden("draft_hidden", draft_hidden, self.config.draft_hidden_size))
         if self.needs_distributions:
             parts.append(self._as_input("features", features, NUM_DISTRIBUTION_FEATURES))
-        if self.lookahead:
-            flat = None if lookahead is None else lookahead.flatten(-2)
-            parts.append(self._as_input("lookahead", flat, self.lookahead * NUM_LOOKAHEAD_FEATURES))
-        if self.target_after:
-            parts.append(self._hidden("target_after", target_after, self.config.target_hidden_size))
         return torch.cat(parts, dim=-1)
 
     def _hidden(self, name: str, hidden: torch.Tensor | None, width: int) -> torch.Tensor:

@@ -124,23 +124,20 @@ def _about_pair(config: DiversedHeadConfig, evaluation: Mapping[str, Any]) -> di
 def _inputs(config: DiversedHeadConfig) -> str:
     parts = (
         _SEEN[config.features],
-        config.lookahead and f", features of the next {config.lookahead} draft tokens",
-        config.target_after and ", the target's last hidden state after the draft token",
         config.token_features and ", and five features of the draft token: it predicts a weight per token",
     )
     return "".join(part for part in parts if part)
 
 
 def _about_decoding(config: DiversedHeadConfig, own: Mapping[str, Any], training: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sampling settings of training, or of its labels; of the evaluation, where training has none."""
-    labels = (training.get("counterfactual") or {}).get("labels") or {}
-    trained = training.get("training") or labels.get("sampling") or {}
+    """Return the sampling settings of training; of the evaluation, where training has none."""
+    trained = training.get("training") or {}
     known = {"temperature": config.training_temperature}
     sampling = {}
     for name in ("temperature", "top_k", "top_p"):
         given = (record.get(name) for record in (trained, known, own))
         sampling[name] = next((value for value in given if value is not None), None)
-    length = own.get("max_new_tokens") or trained.get("max_completion_length") or trained.get("max_new_tokens") or 128
+    length = own.get("max_new_tokens") or trained.get("max_completion_length") or 128
     return {"sampling": sampling, "max_new_tokens": length}
 
 
@@ -154,7 +151,6 @@ def _about_training(training: Mapping[str, Any]) -> dict[str, Any]:
         "training": training,
         "command": Markup(one_line(shlex.join(map(str, training.get("argv") or [])))),
         "rollouts": _rollouts(training),
-        "regression": (training.get("counterfactual") or {}).get("regression"),
         "constrained": constrained,
         "kept": constraint_kept(training),
         "training_settings": Markup(", ".join(f"`{name}` {text(settings[name])}" for name in shown)),

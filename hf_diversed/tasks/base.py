@@ -6,8 +6,6 @@ from importlib import import_module
 from itertools import islice
 from typing import Any
 
-from hf_diversed.tasks.rouge import rouge2
-
 
 Record = Mapping[str, Any]
 
@@ -76,18 +74,6 @@ class Task:
         """Return one score per completion; completion `i` answers record `i`."""
         check_lengths(completions, records)
         return [self.score(completion, record) for completion, record in zip(completions, records)]
-
-    def agreement(self, completion: str, answer: str) -> float:
-        """Return how well two answers to the same prompt agree, in [0, 1]: ROUGE-2, or 1 if they are equal."""
-        completion, answer = self.trim(completion), self.trim(answer)
-        return 1.0 if completion == answer else rouge2(completion, answer)
-
-    def agreement_batch(
-        self, completions: Sequence[str], answers: Sequence[str], records: Sequence[Record]
-    ) -> list[float]:
-        """Return the agreement of each completion with another answer to its record."""
-        check_lengths(completions, records)
-        return [self.agreement(completion, answer) for completion, answer in zip(completions, answers)]
 
     def few_shot_prompt(self, record: Record, shots: Sequence[Record] = ()) -> str:
         """Return the plain prompt after solved records, separated by blank lines.

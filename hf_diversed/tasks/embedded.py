@@ -64,10 +64,6 @@ class Math(EmbeddedTask):
         """Return 1.0 if the completion ends in `The answer is N.` with the right number, else 0.0."""
         return float(self._number(completion) == record["answer"])
 
-    def agreement(self, completion: str, answer: str) -> float:
-        """Return 1.0 if both have the same number, or none, else 0.0."""
-        return float(self._number(completion) == self._number(answer))
-
     def _number(self, completion: str) -> str | None:
         match = _ANSWER.search(self.trim(completion))
         return None if match is None else match[1]

@@ -92,13 +92,6 @@ class CodeTask(Task):
         tests = [self.tests(record) for record in records]
         return [float(passed) for passed in run_programs(programs, tests, isolated=self.isolated)]
 
-    def agreement_batch(
-        self, completions: Sequence[str], answers: Sequence[str], records: Sequence[Record]
-    ) -> list[float]:
-        """Return 1.0 where both programs pass the record's tests, or both fail, else 0.0."""
-        scores = self.score_batch([*completions, *answers], [*records, *records])
-        return [float(first == second) for first, second in zip(scores, scores[len(completions) :])]
-
     def chat_answer(self, record: Record) -> str:
         return fenced(self.reference(record))
 

@@ -44,7 +44,3 @@ class Gsm8k(Task):
         if not marker or expected is None:
             raise ValueError(f"`answer` of task 'gsm8k' must end in '#### N', got {record['answer'][-60:]!r}.")
         return float(extract_number(self.trim(completion)) == expected)
-
-    def agreement(self, completion: str, answer: str) -> float:
-        """Return 1.0 if both have the same number, or none, else 0.0."""
-        return float(extract_number(self.trim(completion)) == extract_number(self.trim(answer)))

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Literal
 
 import torch
 
@@ -21,7 +20,7 @@ class Verifier:
     Subclasses implement `__call__`, or derive from `DistributionVerifier` and implement `emitted_probs`.
 
     Attributes:
-        needs_hidden_states: whether the outputs must contain `hidden`: True for both, "target" for the target's only.
+        needs_hidden_states: whether both outputs must contain `hidden`.
         needs_raw_logits: whether both outputs must contain `raw_logits`.
         needs_draft_confidence: whether the verifier uses the draft model's probabilities, which prompt lookup lacks.
         greedy_only: whether sampling raises an error before the first forward pass.
@@ -39,7 +38,7 @@ class Verifier:
             Compiled rounds validate every verdict, because each creates a new `VerifierState`.
     """
 
-    needs_hidden_states: bool | Literal["target"] = False
+    needs_hidden_states = False
     needs_raw_logits = False
     needs_draft_confidence = False
     needs_input_ids = True
@@ -204,8 +203,7 @@ class CompositeVerifier(Verifier):
         for name in ("needs_raw_logits", "needs_draft_confidence", "needs_input_ids", "needs_check", "greedy_only"):
             setattr(self, name, any(getattr(item, name) for item in declared))
         self.allows_early_stop = all(item.allows_early_stop for item in declared)
-        states = [item.needs_hidden_states for item in declared]
-        self.needs_hidden_states = True in states or next(filter(None, states), False)
+        self.needs_hidden_states = any(item.needs_hidden_states for item in declared)
         counts = (item.num_assistant_tokens for item in declared)
         self.num_assistant_tokens = next((count for count in counts if count is not None), None)
 

@@ -1,6 +1,6 @@
 """DIVERSED: weights predicted per position (arXiv 2604.07622) or per token, with a strictness and bounds."""
 
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 
@@ -9,7 +9,6 @@ from hf_diversed.features import (
     TOTAL_VARIATION,
     distribution_features,
     drafted_token_features,
-    lookahead_features,
     vocabulary_features,
 )
 from hf_diversed.provenance import cached_weights_digest
@@ -21,17 +20,15 @@ _NO_DRAFT = ((None, None), ("prompt lookup", None))  # name and digest of the dr
 
 @runtime_checkable
 class Head(Protocol):
-    """Interface of a head, as implemented by `DiversedHead`. The attributes `lookahead` and `target_after` are
-    optional.
+    """Interface of a head, as implemented by `DiversedHead`.
 
     Attributes:
         config: a `DiversedHeadConfig`, or an object with its fields: model names and sizes, vocabulary size, default
             strictness, temperature and gamma of the training.
-        needs_hidden_states: True if the head reads both models' hidden states before the draft token; "target" if
-            `target_after` is its only hidden state; else False.
+        needs_hidden_states: whether the head reads both models' hidden states before the draft token.
     """
 
-    needs_hidden_states: bool | Literal["target"]
+    needs_hidden_states: bool
     needs_distributions: bool
     needs_token: bool
     config: Any
@@ -53,25 +50,11 @@ class DiversedVerifier(MixtureVerifier):
     With a weight w per position, v = w p + (1 - w) q (arXiv 2604.07622). A head with `needs_token` predicts a weight
     w(x) per token x. `mixture.py` defines acceptance, residual distribution and v for both.
 
-    A head with `lookahead` or `target_after` predicts the weight of a draft token x_t of the block x_1 ... x_G from
-    x_t itself and, with `lookahead`, from the draft tokens after it. Given the block, x_t is accepted with probability
-    1 - w_t + w_t min(1, p/q). The emitted distribution at each position is then unknown. For the probability P that a
-    round emits x_1 ... x_n at its draft positions,
-
-        prod min(p, q) <= P <= prod max(p, q),    P <= prod max_ratio p,
-
-    and w = 1 is lossless. With the bonus token from p, the bound of `max_ratio` holds for whole sequences. For single
-    tokens it holds for the first token of a round only: acceptance of x_t may depend on x_{t+1}, so x_{t+1} does not
-    follow q given that x_t was accepted. Therefore `max_bias`, `bias_budget` and block verification raise an error.
-    Greedy decoding with such a head: accept x iff it is the target's argmax, or w < 1/2 (with `max_ratio` also
-    max_ratio p(x) >= max p); else emit the target's argmax. Other heads: see `MixtureVerifier`.
-
     Args:
         head: the trained `DiversedHead`.
         strictness: in [0, 1], one value, or one per prompt or row. 0 accepts every draft token, 0.5 is the head as
             trained, 1 is lossless. None for the head's default, `config.strictness`.
-        max_bias, bias_budget, max_ratio: see `MixtureVerifier`; applied after `strictness`. Heads with `lookahead` or
-            `target_after` allow `max_ratio` only.
+        max_bias, bias_budget, max_ratio: see `MixtureVerifier`; applied after `strictness`.
 
     Attributes:
         keeps_inputs: whether each `Verdict`, and therefore the token records, include the head's inputs, for training.
@@ -97,29 +80,17 @@ class DiversedVerifier(MixtureVerifier):
             raise TypeError(f"head must be a DiversedHead, got {type(head).__name__}; load one with from_pretrained.")
         super().__init__(max_bias, bias_budget, max_ratio)
         self.head = head
-        self._lookahead, self._target_after = getattr(head, "lookahead", 0), getattr(head, "target_after", False)
-        self._of_block = bool(self._lookahead or self._target_after)
-        for name in ("max_bias", "bias_budget"):
-            if self._of_block and getattr(self, name) is not None:
-                raise ValueError(
-                    f"`{name}` bounds TV(v, p) per position, which is unknown for a head with lookahead or "
-                    "target_after, as its decisions depend on the block; use `max_ratio`, or a head without them."
-                )
         self.needs_hidden_states = head.needs_hidden_states
         self.num_assistant_tokens = head.config.num_assistant_tokens
         self.strictness = per_row_values("strictness", head.config.strictness if strictness is None else strictness)
 
-    @property
-    def has_emitted_probs(self) -> bool:  # type: ignore[override]
-        return not self._of_block
-
     def check(self, context: DecodingContext) -> None:
         config = self.head.config
-        for role, needed, expected, found in (
-            ("target", bool(self.needs_hidden_states), config.target_hidden_size, context.target_hidden_size),
-            ("draft", self.needs_hidden_states is True, config.draft_hidden_size, context.draft_hidden_size),
+        for role, expected, found in (
+            ("target", config.target_hidden_size, context.target_hidden_size),
+            ("draft", config.draft_hidden_size, context.draft_hidden_size),
         ):
-            if needed and expected != found:
+            if self.needs_hidden_states and expected != found:
                 own = _named(_trained_with(config, role)[0])
                 raise ValueError(
                     f"the head was trained for a {role} model of hidden size {expected}, got {found}; "
@@ -169,8 +140,8 @@ class DiversedVerifier(MixtureVerifier):
         # float32: autocast lets the head return a narrower dtype
         weight = self._weight(self.head(**inputs).to(device, torch.float32), strictness)
         kept = inputs if self.keeps_inputs else None
-        if not self.head.needs_token or self._of_block:
-            return Weights(weight, tv, kept, of_block=self._of_block)
+        if not self.head.needs_token:
+            return Weights(weight, tv, kept)
         of_prefix = {name: values for name, values in inputs.items() if name != "token"}
 
         def per_token(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -198,7 +169,7 @@ class DiversedVerifier(MixtureVerifier):
         """Return the keyword arguments of the head, and TV(p, q) `[B, G]` if it is one of the features."""
         inputs: dict[str, torch.Tensor] = {}
         tv = None
-        if self.needs_hidden_states is True:
+        if self.needs_hidden_states:
             assert target.hidden is not None
             assert draft.hidden is not None
             inputs |= {"target_hidden": target.hidden[:, :-1], "draft_hidden": draft.hidden}
@@ -209,13 +180,6 @@ class DiversedVerifier(MixtureVerifier):
             tv = inputs["features"][..., TOTAL_VARIATION]
         if self.head.needs_token:
             inputs["token"] = drafted_token_features(p, q, draft.tokens)
-        if self._lookahead:
-            inputs["lookahead"] = lookahead_features(
-                inputs["features"], inputs["token"], draft.active, self._lookahead
-            )
-        if self._target_after:
-            assert target.hidden is not None
-            inputs["target_after"] = target.hidden[:, 1:]
         return inputs, tv
 
 

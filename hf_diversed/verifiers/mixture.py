@@ -36,8 +36,6 @@ class Weights:
         per_token: maps p and q, float32 `[B, G, V]`, to the weight of every token, same shape. None if all tokens of a
             position have the same weight.
         average: float32 `[B, G]`, R / TV(p, q), if already computed.
-        of_block: whether `weight` depends on more of the block than the prefix and the draft token's probabilities.
-            Then the weights of other tokens are unknown, and `per_token` is not used.
     """
 
     weight: torch.Tensor
@@ -45,7 +43,6 @@ class Weights:
     inputs: dict[str, torch.Tensor] | None = None
     per_token: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     average: torch.Tensor | None = None
-    of_block: bool = False
 
     def mixing(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         """Return w with v = w p + (1 - w) q at every token: `[B, G, 1]`, or `[B, G, V]` with weights per token.
@@ -58,13 +55,11 @@ class Weights:
         return torch.where(p < q, weight, average_weight(weight, p, q, self.weight)[..., None])
 
     def bias(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor | None:
-        """Return `Trace.bias`, `[B, G]`: NaN for weights of a block, None for weights per position.
+        """Return `Trace.bias`, `[B, G]`: None for weights per position.
 
         Args:
             p, q: `[B, G]`, probabilities of the draft tokens.
         """
-        if self.of_block:
-            return torch.full_like(self.weight, float("nan"))
         if self.per_token is None:
             return None
         if self.average is not None and self.tv is not None:
@@ -170,16 +165,13 @@ class MixtureVerifier(Verifier):
             weight=weights.weight,
             tv=weights.tv,
             inputs=weights.inputs,
-            emitted_probs=None if weights.of_block else emitted_probs,
+            emitted_probs=emitted_probs,
         )
         if draft.sampled:
             p_drafted, q_drafted = target.prob(draft.tokens), draft.prob(draft.tokens)
             accept_prob = acceptance(p_drafted, q_drafted, weights.weight)
             trace = replace(trace, bias=weights.bias(p_drafted, q_drafted))
             return Verdict(accept_prob, target_residual(draft, target), state, trace)
-        if weights.of_block:
-            kept = accept_low_weight(weights.weight, draft, target, row_values.get("max_ratio"))
-            return Verdict(kept, target.at, state, replace(trace, bias=torch.full_like(kept, float("nan"))))
         p, q = target.probs()[:, :-1], draft.probs()
         mixing = weights.mixing(p, q)
         v = torch.lerp(q, p, mixing)
@@ -194,21 +186,6 @@ class MixtureVerifier(Verifier):
 
         trace = replace(trace, bias=None if weights.per_token is None else total_variation(v, p))
         return Verdict(accept_best(best, draft.tokens, mass), replacement, state, trace)
-
-
-def accept_low_weight(
-    weight: torch.Tensor, draft: DraftOutput, target: TargetOutput, max_ratio: torch.Tensor | None
-) -> torch.Tensor:
-    """Greedy acceptance for weights of a block, float32 `[B, G]`.
-
-    1 where the draft token is the target's argmax, or has a weight below 1/2 and max_ratio * p(x) >= max p; else 0.
-    NaN where the weight or p is NaN or infinite.
-    """
-    cheap = weight < 0.5
-    if max_ratio is not None:
-        cheap &= (target.prob(draft.tokens) >= target.top_prob()[:, :-1] / max_ratio) & (max_ratio > 1.0)
-    kept = (draft.tokens == target.scores[:, :-1].argmax(-1)) | cheap
-    return torch.where((weight + target.top[:, :-1]).isfinite(), kept.float(), float("nan"))
 
 
 def per_row_values(name: str, setting: Values) -> list[float]:

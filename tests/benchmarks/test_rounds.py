@@ -94,7 +94,7 @@ def test_compiled_methods_run_compiled(pair):
         (["nonsense"], {}, "unknown method"),
         (["upstream:1"], {}, "weight in"),
         (["compiled:upstream:0.7"], {}, "no static cache"),
-        (["fresh:both+nonsense"], {}, "unknown input 'nonsense'"),
+        (["fresh:both+nonsense"], {}, "features must be one of"),
         (["lossless", "lossless"], {}, "different methods"),
         (["diversed"], {}, "needs a head"),
         (["upstream"], {"batch_sizes": (2,)}, "only batch size"),

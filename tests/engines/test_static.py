@@ -32,7 +32,6 @@ from tests.tiny import (
     VOCAB_SIZE,
     Listener,
     ragged_batch,
-    tiny_block_head,
     tiny_draft,
     tiny_head,
     tiny_model,
@@ -152,9 +151,6 @@ def test_last_rounds_at_every_distance_from_the_edge_of_the_buffers():
 CALLS = {
     "strictness per row": {
         "verifier": lambda: DiversedVerifier(tiny_head(), strictness=[0.1, 0.5, 0.7, 1.0], max_bias=0.3)
-    },
-    "block": {
-        "verifier": lambda: DiversedVerifier(tiny_block_head(), strictness=[0.3, 0.5, 0.6, 1.0], max_ratio=100.0)
     },
     "budget": {"verifier": lambda: StaticEnsembleVerifier(0.2, bias_budget=0.8)},
     "end inside a block": {"eos_token_id": [EOS, 9, 17, 33, 41, 57], "max_new_tokens": 30},

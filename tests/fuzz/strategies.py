@@ -73,12 +73,9 @@ def pair(vocab_size: int, noise: float):
 
 
 @cache
-def head(
-    head_type: str, features: str, token_features: bool, lookahead: int = 0, target_after: bool = False
-) -> DiversedHead:
+def head(head_type: str, features: str, token_features: bool) -> DiversedHead:
     torch.manual_seed(3)
     kind = {"head_type": head_type, "features": features, "token_features": token_features}
-    kind |= {"lookahead": lookahead, "target_after": target_after}
     config = DiversedHeadConfig(WIDTH, WIDTH, **kind, intermediate_size=5)
     head = DiversedHead(config).eval()
     for parameter in head.parameters():
@@ -93,14 +90,6 @@ _head = st.builds(
     st.sampled_from(("linear", "mlp")),
     st.sampled_from(("hidden", "distribution", "both")),
     token_features=st.booleans(),
-)
-_block_head = st.builds(
-    head,
-    st.sampled_from(("linear", "mlp")),
-    st.sampled_from(("distribution", "both")),
-    token_features=st.just(True),
-    lookahead=st.integers(1, 3),
-    target_after=st.booleans(),
 )
 
 
@@ -128,7 +117,6 @@ _WITH_EMITTED_PROBS = st.one_of(
     st.builds(ContrastiveVerifier, st.floats(0.0, 1.0), _unit),
 )
 _TOKENWISE = _WITH_EMITTED_PROBS | st.one_of(
-    st.builds(DiversedVerifier, _block_head, _unit, max_ratio=st.none() | _ratio),
     st.builds(LenientVerifier, st.floats(0.01, 1.0)),
     _lossy(),
     st.builds(TypicalAcceptanceVerifier, _unit, st.floats(0.0, 2.0)),

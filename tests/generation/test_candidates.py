@@ -250,28 +250,6 @@ def test_a_head_on_distributions_runs_and_one_on_hidden_states_is_refused():
         decode(source, DiversedVerifier(tiny_head()))
 
 
-class ReadsTarget(LosslessVerifier):
-    """Lossless, and keeps the ids and the target's hidden states of every block."""
-
-    needs_hidden_states = "target"
-
-    def __call__(self, input_ids, draft, target, *args, **kwargs):
-        self.seen = [*getattr(self, "seen", []), (input_ids, draft.tokens, target.hidden)]
-        return super().__call__(input_ids, draft, target, *args, **kwargs)
-
-
-@pytest.mark.parametrize("name", sources.parameters(["dflash", "mtp:mellum"]))
-def test_verifiers_read_the_last_hidden_states(name):
-    """Catches a verifier that receives the states of the layers that the generator reads."""
-    target, selects = sources.SOURCES[name]()
-    verifier = ReadsTarget()
-    decode((target, selects), verifier)
-    for ids, tokens, hidden in verifier.seen:
-        with torch.no_grad():
-            states = target(torch.cat([ids, tokens], dim=1), output_hidden_states=True).hidden_states[-1]
-        assert torch.allclose(hidden, states[:, -hidden.shape[1] :], atol=1e-5)
-
-
 def test_a_generator_receives_text_scores_and_matches():
     source = sources.own()
     out = decode(source)

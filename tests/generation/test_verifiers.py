@@ -19,7 +19,6 @@ from tests.tiny import (
     first_layers,
     generate,
     ragged_batch,
-    tiny_block_head,
     tiny_draft,
     tiny_head,
     tiny_model,
@@ -42,7 +41,6 @@ MAKERS = {
     "token-bounds": lambda: DiversedVerifier(
         tiny_head(features="distribution", token_features=True), strictness=0.2, bias_budget=1.5, max_ratio=10.0
     ),
-    "block-head": lambda: DiversedVerifier(tiny_block_head(seed=2), strictness=0.4, max_ratio=20.0),
     "phase-token": lambda: PhaseVerifier(
         DiversedVerifier(tiny_head(token_features=True), bias_budget=1.0), begin=21, end=34
     ),

@@ -170,25 +170,6 @@ def test_a_calibrated_head_names_the_strictness_of_its_row():
     assert "| **DIVERSED** |" in render_card(HUB, make_evaluation(), {}, REPO)
 
 
-def test_training_on_labels_is_shown():
-    """Catches a card of `train --objective counterfactual` that fails, because nothing was trained on rollouts, with
-    sampling settings other than those of the labels, escaped apostrophes, or a bound that the head refuses."""
-    regression = {"r2": 0.2345, "num_labels": 382, "num_prompts": 97}
-    sampling = {"temperature": 0.8, "top_k": 20, "top_p": 0.95, "max_new_tokens": 77}
-    labels = {"task": "gsm8k", "sampling": sampling}
-    training = MADE_WITH | {"counterfactual": {"labels": labels, "regression": regression}}
-    config = copy.deepcopy(HUB)
-    config.token_features = config.target_after = True
-    text = render_card(config, {}, training, REPO)
-    assert "temperature=0.8,\n    top_k=20,\n    top_p=0.95,\n    max_new_tokens=77,\n" in snippet_of(text)
-    assert "the target's last hidden state" in text
-    assert "diversed_max_bias" not in text
-    assert "diversed_max_bias" in render_card(HUB, {}, training, REPO)
-    assert "- Labels: the costs of 382 draft tokens, from 97 prompts of the task `gsm8k`." in text
-    assert "23.4% of their variance" in text
-    assert "onstraint" not in text
-
-
 EVIL = (
     "x`\n\n<script>alert(1)</script>\n# Title\n[a](javascript:alert(1)) ![i](http://evil/x.png) | b | \\| <img src=x>"
 )

@@ -121,10 +121,6 @@ def test_refuses_heads_that_do_not_fit(tmp_path):
     DiversedHead(DiversedHeadConfig(8, 8)).save_pretrained(tmp_path / "hidden")
     with pytest.raises(ValueError, match=r"reads hidden states \(features='hidden'\)"):
         Deployment.of(engine({"head": str(tmp_path / "hidden")}))
-    block = {"features": "distribution", "token_features": True, "lookahead": 2}
-    DiversedHead(DiversedHeadConfig(8, 8, **block)).save_pretrained(tmp_path / "block")
-    with pytest.raises(ValueError, match=r"reads the rest of the block \(lookahead=2, target_after=False\)"):
-        Deployment.of(engine({"head": str(tmp_path / "block")}))
     with pytest.raises(ValueError, match="trained for a vocabulary of 1024 ids, got 32000"):
         Deployment.of(engine({"head": HEAD}, vocab_size=32000))
     with pytest.raises(OSError, match="nowhere"):

@@ -80,15 +80,6 @@ def test_a_batch_is_one_call(name: str, fake: FakeExecution):
     assert task.score_batch([], []) == []
 
 
-def test_programs_agree_if_their_tests_end_alike(fake: FakeExecution):
-    """Catches agreement of a right with a wrong program, and a call per program."""
-    task, record = allowed("code"), RECORDS["code"]
-    right = task.reference(record)
-    completions, answers = [right, right, WRONG, WRONG], [right, WRONG, right, "nonsense here"]
-    assert task.agreement_batch(completions, answers, [record] * 4) == [1.0, 0.0, 0.0, 1.0]
-    assert len(fake.calls) == 1
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_answers_of_a_chat_model_pass_too(name: str, fake: FakeExecution):
     """Catches a fence in the program, and a complete function inserted into its own body."""

@@ -171,22 +171,3 @@ def test_batches_pair_completions_with_records():
     for name in ("math", "wmt", "code"):
         with pytest.raises(ValueError, match="got 2 completions for 3 records"):
             get_task(name).score_batch(texts[:2], records)
-
-
-@pytest.mark.parametrize(
-    ("name", "completion", "answer", "agreement"),
-    [
-        ("gsm8k", " So 12.0 in all.", "10 + 2 = 12\n#### 12", 1.0),
-        ("gsm8k", " So 12.", " So 13.", 0.0),
-        ("gsm8k", " no idea", " none", 1.0),
-        ("gsm8k", " So 12.", " none", 0.0),
-        ("math", " 3 + 4 = 7. The answer is 7.", " The answer is 7.", 1.0),
-        ("math", " The answer is 7.\nQuestion: ...", " The answer is 8.", 0.0),
-        ("summary", " Rain", " Rain", 1.0),
-        ("summary", " The red cat sat.\nArticle: more", " The red cat ran.", 2 / 3),
-        ("xsum", " no words in common", " The red cat ran.", 0.0),
-    ],
-)
-def test_agreement_compares_two_answers(name: str, completion: str, answer: str, agreement: float):
-    """Catches texts that are not cut, answers without a number, and equal texts without bigrams."""
-    assert get_task(name).agreement_batch([completion], [answer], [{}]) == [pytest.approx(agreement)]

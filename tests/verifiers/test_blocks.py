@@ -208,7 +208,7 @@ class Demanding(BlockVerifier):
 
     needs_raw_logits = True
     needs_draft_confidence = True
-    needs_hidden_states = "target"
+    needs_hidden_states = True
     greedy_only = True
     allows_early_stop = False
     num_assistant_tokens = 3
@@ -221,7 +221,7 @@ def test_a_subclass_keeps_what_it_declares():
     names = ("needs_input_ids", "needs_check", "needs_raw_logits", "needs_draft_confidence", "greedy_only")
     names += ("needs_hidden_states", "num_assistant_tokens", "allows_early_stop")
     for verifier in (Demanding(), BlockVerifier(Demanding())):
-        assert [getattr(verifier, name) for name in names] == [*[True] * 5, "target", 3, False]
+        assert [getattr(verifier, name) for name in names] == [*[True] * 6, 3, False]
     assert [getattr(BlockVerifier(), name) for name in names] == [*[False] * 6, None, True]
 
 

@@ -233,11 +233,6 @@ def _load_head(name: Any, verifiers: tuple[str, ...], spell: Spell) -> DiversedH
             f"the verifier 'diversed' needs `{spell('head')}`, a folder or a name on the Hub; got {name!r}."
         )
     head = load_head(name)
-    if head.lookahead or head.target_after:
-        raise ValueError(
-            f"{name} reads the rest of the block (lookahead={head.lookahead}, target_after={head.target_after}), "
-            "which is not served by vLLM; train a head without these inputs."
-        )
     if head.needs_hidden_states:
         raise ValueError(
             f"{name} reads hidden states (features={head.config.features!r}), which vLLM's sampler does not receive; "
