@@ -39,7 +39,7 @@ from hf_diversed.tasks import PromptedTask, get_task, load_records
 
 EMBEDDED = ("math", "summary", "code")
 TARGET, UPSTREAM = "target", "upstream"
-SCHEDULES = ("confidence", "adaptive")
+SCHEDULES = ("confidence",)
 COPIES, COPIED = "copies", 10
 
 

@@ -92,7 +92,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 # Modules that are available as attributes without importing them separately.
-_MODULES = frozenset({"generation", "head", "outputs", "sampling", "theory", "verifiers", "zoo"})
+_MODULES = frozenset({"generation", "head", "outputs", "sampling", "verifiers", "zoo"})
 
 
 def __getattr__(name: str) -> Any:

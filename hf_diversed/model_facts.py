@@ -468,11 +468,6 @@ def is_sharded(model: PreTrainedModel) -> bool:
     return is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)
 
 
-def is_tensor_parallel(model: PreTrainedModel) -> bool:
-    """Whether the weights are split over processes that run every forward together."""
-    return (getattr(base_model(model), "tp_size", None) or 1) > 1
-
-
 def model_name(model: PreTrainedModel) -> str:
     """Hub id of a loaded model, or the last part of its folder; empty for models created from a config."""
     name = base_model(model).name_or_path

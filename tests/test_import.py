@@ -121,7 +121,7 @@ def test_lazy_names_are_the_public_ones():
     assert set(hf_diversed.__all__) <= set(dir(hf_diversed))
     for name, home in seen.items():
         assert getattr(hf_diversed, name) is getattr(importlib.import_module(home), name)
-    for name in ("generation", "head", "outputs", "sampling", "theory", "verifiers", "zoo"):
+    for name in ("generation", "head", "outputs", "sampling", "verifiers", "zoo"):
         assert name in dir(hf_diversed)
         assert isinstance(getattr(hf_diversed, name), ModuleType)
     with pytest.raises(AttributeError, match="no attribute 'DiversedHeads'"):

@@ -5,7 +5,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_diversed import _compat, model_facts
 from hf_diversed.blocks import DecodingContext
-from hf_diversed.generation.options import ADAPTIVE, CONFIDENCE, CONSTANT
+from hf_diversed.generation.options import CONFIDENCE, CONSTANT
 from hf_diversed.generation.request import Request, check_head_and_verifier, is_set
 from hf_diversed.verifiers.base import Verifier, check_range
 
@@ -378,14 +378,13 @@ def check_vocabularies(model: PreTrainedModel, draft: PreTrainedModel) -> None:
         )
 
 
-def check_stopping(schedule: str | None, threshold: float | None, has_draft_model: bool, copies: bool) -> None:
+def check_stopping(schedule: str | None, threshold: float | None, has_draft_model: bool) -> None:
     """Raise ValueError for an invalid threshold, and for settings that the sources of draft tokens do not support.
 
     Warn once about a schedule that is not supported.
 
     Args:
         schedule, threshold: None if not set.
-        copies: whether tokens are copied from the text before the draft model is used.
     """
     if threshold is not None:
         advice = (
@@ -397,16 +396,10 @@ def check_stopping(schedule: str | None, threshold: float | None, has_draft_mode
     if named and not has_draft_model:
         raise ValueError(
             f"{named[0]} needs the probabilities of a draft model, which prompt lookup (prompt_lookup_num_tokens) "
-            'lacks: pass assistant_model=, or use num_assistant_tokens_schedule="constant" or "adaptive" without a '
-            "threshold."
+            'lacks: pass assistant_model=, or use num_assistant_tokens_schedule="constant" without a threshold.'
         )
-    if schedule == ADAPTIVE and copies:
-        raise ValueError(
-            'num_assistant_tokens_schedule="adaptive" cannot be combined with prompt_lookup_num_tokens and a draft '
-            'model, whose rounds take different times; use "confidence" or "constant".'
-        )
-    if schedule not in (None, CONSTANT, ADAPTIVE, CONFIDENCE):
+    if schedule not in (None, CONSTANT, CONFIDENCE):
         logger.warning_once(
             f"num_assistant_tokens_schedule={schedule!r} has no effect with a verifier; supported are "
-            f'"{CONSTANT}", "{CONFIDENCE}" and "{ADAPTIVE}".'
+            f'"{CONSTANT}" and "{CONFIDENCE}".'
         )

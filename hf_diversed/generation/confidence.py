@@ -8,13 +8,76 @@ from collections.abc import Sequence
 
 import torch
 
-from hf_diversed.generation.measurements import ConfidenceFit
 
-
-# Cost of a draft token in target forwards, used without measured times. Measured: 0.15 to 0.45 for draft models of a
+# Cost of a draft token in target forwards. Measured: 0.15 to 0.45 for draft models of a
 # tenth to a third of the target's parameters.
 DEFAULT_COST = 0.3
 _CLIP = 1e-3  # distance of a probability from 0 and 1, so that its logit is finite
+
+
+_PRIOR = (0.64, 0.64)  # intercept and slope: lossless verification of Qwen2.5-Coder 1.5B with 0.5B
+_PRIOR_PRECISION = (1.0, 4.0)  # chosen by replays on the embedded pair
+_KEEP = 0.5 ** (1.0 / 512)  # per verified draft token
+_PRIOR_ROUNDS, _PRIOR_WIDTH, _PRIOR_TOKENS = 4.0, 3.0, 3.0
+_PRIOR_RATE, _PRIOR_WEIGHT = 0.8, 4.0  # acceptance rate, and its weight in draft tokens
+_FORGET = 0.5 ** (1.0 / 64)  # per round; acceptance changes within a text
+
+
+class ConfidenceFit:
+    """Acceptance of draft tokens as a function of max q, and tokens per round, with exponential forgetting.
+
+    The probability of acceptance is sigmoid(intercept + slope * logit(max q)). Each verified draft token makes one
+    Newton step of the logistic regression, with a Gaussian prior.
+
+    Attributes:
+        parameters: intercept and slope.
+    """
+
+    def __init__(self) -> None:
+        self._state = _PRIOR, (_PRIOR_PRECISION[0], 0.0, _PRIOR_PRECISION[1])
+        self._counts = _PRIOR_WEIGHT * _PRIOR_RATE, _PRIOR_WEIGHT  # accepted, verified
+        self._sums = _PRIOR_ROUNDS, _PRIOR_ROUNDS * _PRIOR_WIDTH, _PRIOR_ROUNDS * _PRIOR_TOKENS
+
+    @property
+    def parameters(self) -> tuple[float, float]:
+        return self._state[0]
+
+    def acceptance(self, logit: float) -> float:
+        """Return the acceptance probability of a draft token."""
+        intercept, slope = self.parameters
+        return 1.0 / (1.0 + math.exp(-(intercept + slope * logit)))
+
+    @property
+    def mean_acceptance(self) -> float:
+        return self._counts[0] / self._counts[1]
+
+    def rate(self, cost: float) -> float:
+        """Return the tokens per row and target-forward time, if a draft token costs `cost` target forwards."""
+        rounds, drafted, tokens = self._sums
+        return tokens / (rounds + cost * drafted)
+
+    def update(self, logit: float, accepted: bool) -> None:
+        """Record a verified draft token."""
+        (intercept, slope), precision = self._state
+        expected = 1.0 / (1.0 + math.exp(-(intercept + slope * logit)))
+        weight, error = expected * (1.0 - expected), accepted - expected
+        fresh = [(1.0 - _KEEP) * each for each in _PRIOR_PRECISION]  # the prior replaces forgotten data
+        a, b, d = (_KEEP * old for old in precision)
+        a, b, d = a + fresh[0] + weight, b + weight * logit, d + fresh[1] + weight * logit**2
+        first = error + fresh[0] * (_PRIOR[0] - intercept)
+        second = error * logit + fresh[1] * (_PRIOR[1] - slope)
+        determinant = a * d - b * b
+        intercept, slope = (
+            intercept + (d * first - b * second) / determinant,
+            slope + (a * second - b * first) / determinant,
+        )
+        self._state = (intercept, slope), (a, b, d)
+        self._counts = _KEEP * self._counts[0] + accepted, _KEEP * self._counts[1] + 1.0
+
+    def add_round(self, tokens: float, drafted: int) -> None:
+        """Record a round that emitted `tokens` per row after a block of `drafted` draft tokens."""
+        rounds, before, emitted = (_FORGET * total for total in self._sums)
+        self._sums = rounds + 1.0, before + drafted, emitted + tokens
 
 
 class ConfidenceRule:
@@ -24,13 +87,14 @@ class ConfidenceRule:
     all draft tokens of a row are accepted, a product of estimates from max q, and 0 for rows that cannot draft more. a
     is the mean acceptance, R the tokens per row and target-forward time so far, and c the cost of a draft token.
 
+    The estimates are those of this call only, so a seed determines the output.
+
     Args:
-        fit: estimates; a new one makes decisions depend on this call only.
         cost: time of one more draft token, in target forwards.
     """
 
-    def __init__(self, fit: ConfidenceFit, cost: float = DEFAULT_COST):
-        self.fit, self.cost = fit, cost
+    def __init__(self, cost: float = DEFAULT_COST):
+        self.fit, self.cost = ConfidenceFit(), cost
         self.begin([])
 
     def begin(self, limits: Sequence[int]) -> None:

@@ -17,7 +17,6 @@ from hf_diversed.generation.processing import BlockProcessor, StopTracker
 from hf_diversed.generation.ragged_model import RaggedModel, RotaryLimit
 from hf_diversed.generation.recording import RecordedRound, Recorder
 from hf_diversed.generation.rows import PerRow, RaggedRows, is_one_of
-from hf_diversed.generation.schedules import AdaptiveSchedule
 from hf_diversed.sampling import RandomSource, RoundNoise, count_accepted, draw
 from hf_diversed.verifiers.base import Verifier, VerifierState
 
@@ -28,7 +27,6 @@ COMPACT_AT = 0.75  # share of running rows; compacting copies the caches
 def run_rounds(
     engine: "EagerEngine",
     gamma: int,
-    schedule: AdaptiveSchedule | None,
     stops: StopTracker,
     recorder: Recorder,
     may_compact: bool = False,
@@ -36,7 +34,7 @@ def run_rounds(
     """Decode until every row has ended.
 
     Args:
-        gamma: draft tokens per round. schedule: chooses gamma of each round; None for a constant gamma.
+        gamma: draft tokens per round; their maximum if the drafter ends blocks early.
         may_compact: whether finished rows may be removed, as no code outside the engine indexes rows.
     """
     rows, verifier = engine.rows, engine.verifier
@@ -44,8 +42,6 @@ def run_rounds(
     while rows.running:
         # The shortest row: a criterion may still cut a longer one back to the target's learned positions.
         rows.check_positions(min(rows.lengths.host[row] for row in rows.running) + 1)
-        if schedule is not None:
-            gamma = schedule.next(verifier_state)
         round = engine.round(gamma, verifier_state)  # draft a block, score it in one target forward, verify it
         recorded = commit(rows, round, verifier)  # accepted tokens, then the residual or bonus token
         recorder.add(recorded, round)
@@ -53,8 +49,6 @@ def run_rounds(
         recorder.stream(rows, recorded, engine.forwards)
         engine.rewind(round, recorded.accepted)
         verifier_state.update(round.verdict, round.num_accepted)
-        if schedule is not None:
-            schedule.update(round.draft, recorded.accepted)
         running = rows.running
         if may_compact and running and engine.should_compact(len(running)):
             kept = torch.tensor(running, device=rows.ids.device)
@@ -121,10 +115,6 @@ class EagerEngine:
         return verify(
             self.verifier, text, draft, target, verifier_state, rows.eos_ids_device, round_noise, rows.greedy
         )
-
-    def ready(self, gamma: int, verifier_state: VerifierState) -> bool:
-        """Whether a round of this length can start without compiling anything first."""
-        return True
 
     def _within_rotary_limit(self, limit: RotaryLimit, gamma: int) -> int:
         """Return gamma of the next round; recompute the cache where upstream's `generate` does so."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DEFAULT_NUM_ASSISTANT_TOKENS = 5
 MAX_CONFIDENT_TOKENS = 8  # per round with the schedule "confidence", if no number is set
-CONSTANT, CONFIDENCE, ADAPTIVE = "constant", "confidence", "adaptive"  # values of `num_assistant_tokens_schedule`
+CONSTANT, CONFIDENCE = "constant", "confidence"  # values of `num_assistant_tokens_schedule`
 
 
 @dataclass(frozen=True)

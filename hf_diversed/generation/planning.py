@@ -1,11 +1,8 @@
 """One `generate` call: `plan` prepares its verifier, lengths, rows and engine, and `diversed_decoding` runs it."""
 
-import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
@@ -18,7 +15,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from hf_diversed import _compat, model_facts
 from hf_diversed.blocks import DecodingContext
-from hf_diversed.engines.buffers import gamma_for, size_for
+from hf_diversed.engines.buffers import gamma_for
 from hf_diversed.generation import checks
 from hf_diversed.generation.assembly import Parts, prompt_positions, requested_results
 from hf_diversed.generation.candidates import (
@@ -30,9 +27,7 @@ from hf_diversed.generation.candidates import (
 )
 from hf_diversed.generation.confidence import ConfidenceRule, StoppingRule, ThresholdRule
 from hf_diversed.generation.decoding import EagerEngine, run_rounds
-from hf_diversed.generation.measurements import ConfidenceFit, Kept, RoundTimes, Survival, recall
 from hf_diversed.generation.options import (
-    ADAPTIVE,
     CONFIDENCE,
     CONSTANT,
     DEFAULT_NUM_ASSISTANT_TOKENS,
@@ -42,7 +37,6 @@ from hf_diversed.generation.processing import BlockProcessor, StopTracker
 from hf_diversed.generation.recording import Recorder
 from hf_diversed.generation.request import STOPPING_SETTINGS, Request
 from hf_diversed.generation.rows import RaggedRows
-from hf_diversed.generation.schedules import MAX_GAMMA, AdaptiveSchedule, clock_for
 from hf_diversed.outputs import GenerateDiversedOutput
 from hf_diversed.sampling import RandomSource
 from hf_diversed.verifiers.base import Verifier, read_numbers
@@ -90,12 +84,10 @@ def diversed_decoding(
         num_assistant_tokens: gamma, draft tokens per round; None for the default of the verifier or the draft model,
             else at most 8 for a single prompt, or 5.
         num_assistant_tokens_schedule: "constant"; "confidence" to end a block where another draft token is not
-            expected to be faster (`ConfidenceRule`), after at most `num_assistant_tokens` if they are set, else 8; or
-            "adaptive", which also measures times, and for which `num_assistant_tokens` is only gamma of the first
-            rounds (`AdaptiveSchedule`). Compiled rounds have no rule: "confidence" has no effect there, and
-            "adaptive" chooses among constant lengths. None for the value of a generation config, the call's before
-            the draft model's; else "confidence" for a single row whose gamma is set nowhere, without
-            `cache_implementation="static"`, and "constant" for all others.
+            expected to be faster (`ConfidenceRule`), after at most `num_assistant_tokens` if they are set, else 8.
+            Compiled rounds have no rule: "confidence" has no effect there. None for the value of a generation
+            config, the call's before the draft model's; else "confidence" for a single row whose gamma is set
+            nowhere, without `cache_implementation="static"`, and "constant" for all others.
         assistant_confidence_threshold: in [0, 1]. As in transformers, a block ends after a draft token with a lower
             probability under q. It replaces the rule of the schedule; 0 sets no threshold. None for the value that
             the call's or the draft model's generation config sets.
@@ -148,7 +140,7 @@ def diversed_decoding(
     call = plan(request)
     try:
         call.engine.prefill(generation_config.prefill_chunk_size)
-        run_rounds(call.engine, call.gamma, call.schedule, call.stops, call.recorder, call.may_compact)
+        run_rounds(call.engine, call.gamma, call.stops, call.recorder, call.may_compact)
     finally:
         call.engine.close()
     engine, as_dict = call.engine, generation_config.return_dict_in_generate
@@ -161,14 +153,12 @@ class Plan:
 
     Attributes:
         engine: with rows, verifier, both models and their caches.
-        gamma: draft tokens per round; their maximum if the engine has a rule or copies, unless `schedule` chooses it.
-        schedule: None for a constant gamma.
+        gamma: draft tokens per round; their maximum if the engine has a rule or copies.
         may_compact: whether finished rows may be dropped: no model, processor, criterion or result indexes rows.
     """
 
     engine: EagerEngine
     gamma: int
-    schedule: AdaptiveSchedule | None
     stops: StopTracker
     recorder: Recorder
     may_compact: bool
@@ -229,12 +219,10 @@ def plan(request: Request) -> Plan:
             )
         )
     needs_all_rows = parts.keep_rows or parts.processor.reads_prefix or stops.needs_all_rows
-    is_adaptive = lengths.schedule == ADAPTIVE
     sampled = {bool(config.do_sample)} if temperatures is None else {True, False}  # some rows may be greedy
     return Plan(
         engine=engine,
         gamma=lengths.first if engine.drafter.rule is None and not lengths.max_copied else lengths.maximum,
-        schedule=_schedule(request, engine, lengths.first, lengths.maximum) if is_adaptive else None,
         stops=stops,
         recorder=Recorder(rows.prompt_length, verifier, sampled, request.streamer, requested),
         may_compact=not (needs_all_rows or requested - {"records"}),
@@ -246,9 +234,8 @@ class DraftLengths:
     """How many tokens the rounds of a call draft.
 
     Attributes:
-        first: gamma of the first rounds. maximum: of all rounds, at least 1.
+        first: gamma of rounds without a rule and copies. maximum: of all rounds, at least 1.
         max_drafted, max_copied: maximum of tokens from the draft model, and of copies before it.
-        schedule: "constant", "confidence" or "adaptive".
         rule: ends blocks early; None to draft as many tokens as requested.
         stopping_setting: setting of the call that asks for early ends, as text; None without one.
     """
@@ -257,7 +244,6 @@ class DraftLengths:
     maximum: int
     max_drafted: int
     max_copied: int
-    schedule: str
     rule: StoppingRule | None
     stopping_setting: str | None
 
@@ -270,13 +256,7 @@ def _plan_draft_lengths(request: Request, source: str | None, has_draft_model: b
     if source is None:
         schedule, threshold = (_stopping_setting(request, name) for name in STOPPING_SETTINGS)
     copied = 0 if assistant is None else config.prompt_lookup_num_tokens or 0
-    checks.check_stopping(schedule, threshold, has_draft_model, copied > 0)
-    models = [model for model in (request.model, assistant) if model is not None]
-    if schedule == ADAPTIVE and any(map(model_facts.is_tensor_parallel, models)):
-        raise ValueError(
-            'num_assistant_tokens_schedule="adaptive" is not supported with tensor parallelism, where processes would '
-            'draft different numbers of tokens, as they measure different times; use "confidence" or "constant".'
-        )
+    checks.check_stopping(schedule, threshold, has_draft_model)
     stopping_setting = f"{STOPPING_SETTINGS[0]}={schedule!r}" if schedule == CONFIDENCE else None
     if threshold:
         stopping_setting = f"{STOPPING_SETTINGS[1]}={threshold!r}"
@@ -287,12 +267,10 @@ def _plan_draft_lengths(request: Request, source: str | None, has_draft_model: b
         is_free = requested is None and not threshold and has_draft_model and verifier.allows_early_stop
         is_single = len(request.input_ids) == 1 and config.cache_implementation != "static"
         schedule = CONFIDENCE if is_free and is_single else CONSTANT
-    rule = _rule(request, schedule, threshold) if has_draft_model and verifier.allows_early_stop else None
+    rule = _rule(schedule, threshold) if has_draft_model and verifier.allows_early_stop else None
     max_drafted = gamma
-    if schedule == ADAPTIVE:
-        max_drafted = max(gamma, MAX_GAMMA)
-    elif schedule == CONFIDENCE and rule is not None:
-        max_drafted = MAX_CONFIDENT_TOKENS if requested is None else requested
+    if schedule == CONFIDENCE and rule is not None and requested is None:
+        max_drafted = MAX_CONFIDENT_TOKENS
     remaining = max(max_length - request.input_ids.shape[1] - 1, 1)  # tokens that a row can still emit, minus 1
     if config.cache_implementation == "static":
         remaining = gamma_for(remaining)  # rounded, so that static rounds of few different lengths are compiled
@@ -302,7 +280,6 @@ def _plan_draft_lengths(request: Request, source: str | None, has_draft_model: b
         maximum=maximum,
         max_drafted=min(max_drafted, maximum),
         max_copied=min(copied, maximum),
-        schedule=schedule,
         rule=rule,
         stopping_setting=stopping_setting,
     )
@@ -323,13 +300,11 @@ def _stopping_setting(request: Request, name: str):
     return next((value for value in sources if value is not None), None)
 
 
-def _rule(request: Request, schedule: str, threshold: float | None) -> StoppingRule | None:
+def _rule(schedule: str, threshold: float | None) -> StoppingRule | None:
     """Return the rule that ends draft blocks early: the threshold's if there is one, else the schedule's."""
     if threshold:
         return ThresholdRule(threshold)
-    if schedule == ADAPTIVE:
-        return ConfidenceRule(_recall_drawn(request, ConfidenceFit))
-    return ConfidenceRule(ConfidenceFit()) if schedule == CONFIDENCE else None
+    return ConfidenceRule() if schedule == CONFIDENCE else None
 
 
 def _context(
@@ -355,40 +330,6 @@ def _context(
         target=model_facts.base_model(request.model),
         draft=None if assistant is None else model_facts.base_model(assistant),
     )
-
-
-def _schedule(request: Request, engine: EagerEngine, gamma: int, max_gamma: int) -> AdaptiveSchedule:
-    """Return the adaptive schedule, which reuses measurements of earlier calls with the same models."""
-    device = engine.rows.ids.device
-    running = str(device), torch.get_num_threads(), engine.report()["engine"], *_sources(request.config)
-    return AdaptiveSchedule(
-        gamma,
-        max_gamma,
-        engine.rows,
-        engine.ready,
-        times_for=lambda count: recall(*_pair(request), RoundTimes, *running, size_for(count)),
-        survival=_recall_drawn(request, Survival),
-        clock=clock_for(device),
-        rule=engine.drafter.rule if isinstance(engine.drafter.rule, ConfidenceRule) else None,
-    )
-
-
-def _pair(request: Request) -> list[nn.Module]:
-    """Return the modules that measurements belong to."""
-    draft = request.model if request.assistant_model is None else request.assistant_model
-    return [model_facts.weak_key(model) for model in (request.model, draft)]
-
-
-def _sources(config: GenerationConfig) -> tuple[int | None, int | None]:
-    return config.prompt_lookup_num_tokens, config.assistant_early_exit
-
-
-def _recall_drawn(request: Request, make: Callable[[], Kept]) -> Kept:
-    """Return measurements of acceptance, which do not depend on the machine."""
-    assert request.verifier is not None
-    heads = [weakref.ref(part) for part in request.verifier.components() if isinstance(part, nn.Module)]
-    temperature = request.config.temperature if request.config.do_sample else 0.0
-    return recall(*_pair(request), make, repr(request.verifier), *heads, temperature, *_sources(request.config))
 
 
 def row_temperatures(

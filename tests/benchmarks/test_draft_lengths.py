@@ -40,12 +40,12 @@ def test_a_run_continues(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(draft_lengths, "EMBEDDED", ("math",))
     output = tmp_path / "lengths.json"
     short = ["x", "--output", str(output), "--num-prompts", "1", "--max-new-tokens", "12", "--constant", "2"]
-    short += ["--schedules", "confidence,adaptive,copies"]
+    short += ["--schedules", "confidence,copies"]
     monkeypatch.setattr(sys, "argv", short)
     draft_lengths.main()
     first = json.loads(output.read_text())["records"]
     methods = {"target", "upstream", "upstream:2", "lossless:2"}
-    methods |= {"lenience:0.3:confidence", "lossless:adaptive", "lossless:copies"}
+    methods |= {"lenience:0.3:confidence", "lossless:copies"}
     assert methods <= {record["method"] for record in first}
     monkeypatch.setattr(draft_lengths, "decode", lambda *_: pytest.fail("the prompt has been decoded"))
     draft_lengths.main()

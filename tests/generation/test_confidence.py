@@ -12,31 +12,18 @@ from transformers import GenerationConfig
 from transformers.generation import candidate_generator
 
 from hf_diversed import record_stats
-from hf_diversed.generation import measurements
-from hf_diversed.generation.confidence import DEFAULT_COST, ConfidenceRule, ThresholdRule, logit
+from hf_diversed.generation.confidence import ConfidenceFit, ConfidenceRule, ThresholdRule, logit
 from hf_diversed.generation.drafting import ModelDrafter
-from hf_diversed.generation.measurements import ConfidenceFit
 from hf_diversed.generation.options import MAX_CONFIDENT_TOKENS
-from hf_diversed.generation.schedules import MAX_GAMMA, AdaptiveSchedule
-from hf_diversed.theory import ForwardTimes, best_gamma
 from tests.engines.modes import STATIC
 from tests.generation.test_decoding import upstream_assisted
-from tests.generation.test_schedules import Machine
 from tests.generation.test_transfers import counted
 from tests.tiny import Listener, generate, ragged_batch, tiny_head
 
 
 CONFIDENCE = {"num_assistant_tokens_schedule": "confidence"}
-ADAPTIVE = {"num_assistant_tokens_schedule": "adaptive"}
 WHOLE_BLOCKS = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0}
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
-
-
-@pytest.fixture(autouse=True)
-def forget_measurements():
-    measurements.pairs.clear()
-    yield
-    measurements.pairs.clear()
 
 
 def naive_stop(blocks: list[list[float]], limits: list[int], fit: ConfidenceFit, cost: float) -> bool:
@@ -58,7 +45,7 @@ def test_rule_is_its_definition(batch_size: int):
     for _ in range(300):
         limits = [generator.choice([0, 2, 5, 8]) for _ in range(batch_size)]
         limits[0] = 8
-        rule, blocks = ConfidenceRule(ConfidenceFit(), cost=0.25), [[] for _ in range(batch_size)]
+        rule, blocks = ConfidenceRule(cost=0.25), [[] for _ in range(batch_size)]
         rule.begin(limits)
         for step in range(8):
             values = [generator.choice([generator.random(), 0.97, 0.999, 0.0]) for _ in range(batch_size)]
@@ -74,7 +61,7 @@ def test_rule_is_its_definition(batch_size: int):
 
 def test_rule_learns_from_verified_tokens_only():
     """Catches tokens after a rejection, limits and EOS counted as rejections, and confidences of another position."""
-    rule, seen = ConfidenceRule(ConfidenceFit()), []
+    rule, seen = ConfidenceRule(), []
     rule.fit = SimpleNamespace(
         acceptance=lambda value: 0.9, mean_acceptance=0.9, rate=lambda cost: 1.0,
         update=lambda value, accepted: seen.append((round(value, 6), accepted)),
@@ -131,11 +118,7 @@ def test_lossless_greedy_is_the_targets(pair, given: dict, batch_size: int):
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
-@pytest.mark.parametrize(
-    "given",
-    [CONFIDENCE, {"assistant_confidence_threshold": 0.6}, ADAPTIVE],
-    ids=["rule", "threshold", "adaptive"],
-)
+@pytest.mark.parametrize("given", [CONFIDENCE, {"assistant_confidence_threshold": 0.6}], ids=["rule", "threshold"])
 def test_early_ends_with_processors_of_the_prefix(pair, given: dict, batch_size: int):
     """Catches processors that receive the prefix of another position after a block that ended early."""
     call = {**ragged_batch(batch_size), **GREEDY, "repetition_penalty": 1.3, "no_repeat_ngram_size": 3}
@@ -145,8 +128,7 @@ def test_early_ends_with_processors_of_the_prefix(pair, given: dict, batch_size:
     assert torch.equal(out.sequences, plain)
     assert out.stats.num_accepted > 0
     assert out.stats.num_rejected > 0
-    if given != ADAPTIVE:
-        assert out.stats.draft_forwards < generate(pair, **call, **WHOLE_BLOCKS).stats.draft_forwards
+    assert out.stats.draft_forwards < generate(pair, **call, **WHOLE_BLOCKS).stats.draft_forwards
 
 
 def test_counts_are_those_of_the_blocks(pair, monkeypatch):
@@ -195,12 +177,12 @@ def test_threshold_is_that_of_transformers(pair, monkeypatch):
 
 
 def test_a_seed_determines_the_output(pair):
-    """Catches decisions that depend on measured times or on earlier calls."""
+    """Catches decisions that depend on earlier calls."""
     outputs = []
     for _ in range(3):
         torch.manual_seed(0)
         outputs.append(generate(pair, **CONFIDENCE, max_new_tokens=40, verifier="static:0.4"))
-        generate(pair, max_new_tokens=20, num_assistant_tokens_schedule="adaptive", verifier="static:0.4")
+        generate(pair, **CONFIDENCE, max_new_tokens=20, verifier="static:0.4")
     assert all(torch.equal(out.sequences, outputs[0].sequences) for out in outputs)
     assert all(out.stats == outputs[0].stats for out in outputs)
 
@@ -279,67 +261,3 @@ def test_one_transfer_per_draft_token(pair, do_sample: bool, monkeypatch):
     per_round = [after["reads"] - before["reads"] for before, after in itertools.pairwise(rounds)]
     assert per_round == [1 + widths.count(number) for number in range(1, len(rounds))]
     assert all(total["uploads"] == rounds[0]["uploads"] for total in rounds)
-
-
-# The adaptive schedule.
-
-
-class UnevenMachine(Machine):
-    """Accepts draft tokens with probability 0.99 or 0.5, which is also the confidence of the draft model.
-
-    The best rule reaches 1.06 and 1.08 of the best constant.
-    """
-
-    def __init__(self, ratio: float, with_rule: bool):
-        super().__init__(math.nan, ForwardTimes(0.02, 0.02 * ratio), lengths=tuple(range(MAX_GAMMA + 1)))
-        self.fit, self.with_rule = ConfidenceFit(), with_rule
-
-    def schedule(self, start: int) -> AdaptiveSchedule:
-        self.rule = ConfidenceRule(self.fit) if self.with_rule else None
-        return super().schedule(start)
-
-    def draft(self, limits: list[int]) -> tuple[int, list[int]]:
-        values = []
-        if self.rule is not None:
-            self.rule.begin(limits)
-        while len(values) < limits[0]:
-            values.append(self.random.choice([0.99, 0.5]))
-            if self.rule is not None and self.rule.stops(values[-1:]):
-                break
-        accepted = [*(self.random.random() < value for value in values), False].index(False)
-        if self.rule is not None:
-            self.rule.update([accepted])
-        return len(values), [accepted]
-
-    def speed(self) -> float:
-        """Tokens per second of 200 calls, after 30 others."""
-        self.decode(calls=30)
-        began = self.now
-        self.decode(calls=200)
-        return 200 * 60 / (self.now - began)
-
-
-@pytest.mark.parametrize("ratio", [0.1, 0.3])
-def test_adaptive_gains_from_confidence(ratio: float):
-    """Catches a rule that the schedule does not use, a cost that is not measured, a maximum that is too short, and a
-    fit that does not learn the acceptance, or from other tokens than the verified ones."""
-    even = [math.prod([0.745] * n) for n in range(1, MAX_GAMMA + 1)]
-    constant = best_gamma(even, ForwardTimes(1.0, ratio))[1] / 0.02
-    machine = UnevenMachine(ratio, with_rule=True)
-    found = machine.speed()
-    assert found > 1.04 * constant
-    assert machine.known[1].costs.draft == pytest.approx(ratio, rel=1e-6)
-    assert machine.fit.acceptance(logit(0.99)) > 0.95
-    assert machine.fit.acceptance(logit(0.5)) == pytest.approx(0.5, abs=0.1)
-    assert UnevenMachine(ratio, with_rule=False).speed() < found
-
-
-def test_adaptive_uses_measured_costs(pair, monkeypatch):
-    """Catches a call whose rule keeps the default cost, or forgets what earlier calls have verified."""
-    rules, begin = [], ConfidenceRule.begin
-    monkeypatch.setattr(ConfidenceRule, "begin", lambda self, limits: rules.append(self) or begin(self, limits))
-    for _ in range(10):
-        generate(pair, verifier="lossless", num_assistant_tokens_schedule="adaptive", max_new_tokens=40)
-    assert len({id(rule) for rule in rules}) == 10
-    assert len({id(rule.fit) for rule in rules}) == 1
-    assert rules[-1].cost != DEFAULT_COST

@@ -247,19 +247,10 @@ REFUSED = [
     refused(generate(assistant_model=torch.nn.Linear(2, 2)), "draft; Linear", error=TypeError),
     refused(generate(), "target; sharded; ZeRO-3; gather", patch="is_deepspeed_zero3_enabled"),
     refused(generate(), "target; sharded; FSDP; gather", patch="is_fsdp_managed_module"),
-    refused(
-        generate(num_assistant_tokens_schedule="adaptive"),
-        '"adaptive"; tensor parallelism; "confidence"',
-        patch="is_tensor_parallel",
-    ),
     # modes
     refused(generate(num_beams=3), "num_beams; got 3; must be 1"),
     refused(generate(generation_config=tf.GenerationConfig(num_beams=3, max_length=12)), "num_beams; 3"),
     refused(generate(max_new_tokens=None, max_length=10**30), "max_length must be at most 10,000,000; max_new_tokens"),
-    refused(
-        generate(prompt_lookup_num_tokens=3, num_assistant_tokens_schedule="adaptive"),
-        '"adaptive"; prompt_lookup_num_tokens; draft model; "confidence"',
-    ),
     refused(looking_up(prompt_lookup_num_tokens=0), "prompt_lookup_num_tokens; >= 1; got 0"),
     refused(looking_up(max_matching_ngram_size=0), "max_matching_ngram_size; >= 1; got 0"),
     refused(looking_up(num_assistant_tokens=5), "=3; =5; pass only the first"),
@@ -505,14 +496,6 @@ def test_refused_by_name_before_any_forward(call, words, error, patch, monkeypat
     assert ran == []
     missing = [word for word in words if word not in str(raised.value)]
     assert not missing, f"{missing} not in: {raised.value}"
-
-
-def test_tensor_parallel_models_are_recognized():
-    """Catches a renamed attribute of transformers, after which "adaptive" is allowed again."""
-    model = bloom()
-    assert not model_facts.is_tensor_parallel(model)
-    model._tp_size = 2
-    assert model_facts.is_tensor_parallel(model)
 
 
 def test_the_valid_call_succeeds():

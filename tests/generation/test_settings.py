@@ -80,10 +80,9 @@ def test_settings_without_effect_are_warned_of(pair, monkeypatch):
     monkeypatch.setattr(checks.logger, "warning_once", warnings.append)
     monkeypatch.setattr(planning.logger, "warning_once", warnings.append)
     generate(pair, verifier="lossless")
-    for schedule in ("constant", "confidence", "adaptive"):
+    for schedule in ("constant", "confidence"):
         generate(pair, verifier="lossless", num_assistant_tokens_schedule=schedule)
     generate(pair, verifier="lossless", assistant_confidence_threshold=0.7)
-    generate(pair, verifier="fly", num_assistant_tokens_schedule="adaptive")
     assert warnings == []
     generate(pair, verifier="lossless", num_assistant_tokens_schedule="heuristic")
     assert "num_assistant_tokens_schedule='heuristic' has no effect" in warnings.pop()

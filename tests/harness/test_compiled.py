@@ -47,14 +47,6 @@ def test_later_calls_compile_nothing(pair):
     assert warmup(*pair, verifier=verifier, max_length=300, num_assistant_tokens=GAMMA, **DRAWN).num_compiled == 0
 
 
-def test_adaptive_calls_compile_nothing_later(pair):
-    """Catches a warm-up that does not compile rounds without draft tokens, which the schedule may choose."""
-    adaptive = {"num_assistant_tokens_schedule": "adaptive", "num_assistant_tokens": GAMMA}
-    assert warmup(*pair, verifier=LosslessVerifier(), max_length=60, **adaptive, **DRAWN).num_compiled == 2
-    call = {"num_assistant_tokens_schedule": "adaptive", "max_new_tokens": 40}
-    assert decode(pair, LosslessVerifier(), 1, 20, **call).compile.num_compiled == 0
-
-
 def test_batches_and_greedy_calls_are_compiled_for_themselves(pair):
     """Catches batch sizes that are ignored, and sampling that is compiled instead of greedy decoding."""
     options = {"verifier": LosslessVerifier(), "max_length": 100, "num_assistant_tokens": GAMMA}
