@@ -1,6 +1,5 @@
 """Facts about a model of transformers or peft: its layers, cache, positions, vocabulary, hooks and name."""
 
-import copy
 import functools
 import inspect
 import sys
@@ -311,40 +310,6 @@ def forward_inputs(model: PreTrainedModel) -> set[str]:
     return set(_forward_parameters(model)) - {"self", "input_ids", "kwargs", *vars(GenerationConfig())}
 
 
-def first_layers(model: PreTrainedModel, count: int) -> PreTrainedModel:
-    """Return a view of a model with its first `count` layers, the final norm and the output embedding.
-
-    It shares all parameters and buffers. Configs and modules are copies, so the model itself does not change.
-    (Upstream's early exit changes `config.num_hidden_layers` of the model during a call. This affects other threads,
-    and some models ignore it after construction.)
-
-    Raises:
-        ValueError: if a forward is bound to an instance, or the layers cannot be found.
-    """
-    model = base_model(model)
-    decoder, name, stack = model.get_decoder(), type(model).__name__, layer_stack(model)
-    if stack is None or any("forward" in vars(module) for module in (model, model.base_model, decoder)):
-        raise ValueError(
-            f"{name} does not support early exit: its layers are not in a single ModuleList, or its forward was "
-            "replaced (by torch.compile, or accelerate's device_map). Pass an assistant_model."
-        )
-    view = _view(model, stack, count)
-    view.config = copy.deepcopy(model.config)
-    config = text_config(view)
-    if layer_types(model):
-        config.layer_types = layer_types(model)[:count]
-    config.num_hidden_layers = count
-    view.get_decoder().config = config
-    return view
-
-
-def layer_stack(model: PreTrainedModel) -> nn.ModuleList | None:
-    """Return the decoder's layers; None if they are not in a single `ModuleList`."""
-    children = model.get_decoder().children()
-    stacks = [child for child in children if isinstance(child, nn.ModuleList) and len(child) == num_layers(model)]
-    return stacks[0] if len(stacks) == 1 else None
-
-
 def weak_key(model: PreTrainedModel) -> nn.Module:
     """Return the key of weak dictionaries for data that outlives a call: the model's input embedding.
 
@@ -355,15 +320,14 @@ def weak_key(model: PreTrainedModel) -> nn.Module:
     return viewed
 
 
-def _view(module: nn.Module, stack: nn.Module | None = None, count: int | None = None):
-    """Copy the module tree with shared parameters and buffers, and only the first `count` layers of `stack`."""
+def _view(module: nn.Module):
+    """Copy the module tree with shared parameters and buffers."""
     twin = module.__class__.__new__(module.__class__)  # `copy.copy` fails for modules that do not support pickling
     twin.__dict__ = module.__dict__.copy()
     twin.__dict__.pop("_compiled_call_impl", None)  # `module.compile()` binds it to the original module
     twin.__dict__[_VIEWED] = vars(module).get(_VIEWED, module)
     twin._buffers = module._buffers.copy()  # a forward may register buffers, which belong to the view's attributes
-    children = list(module._modules.items())[: count if module is stack else None]
-    twin._modules = {name: child and _view(child, stack, count) for name, child in children}
+    twin._modules = {name: child and _view(child) for name, child in module._modules.items()}
     twin._forward_hooks, twin._forward_pre_hooks = module._forward_hooks.copy(), module._forward_pre_hooks.copy()
     return twin
 

@@ -88,7 +88,6 @@ def sorts_of_calls(target, draft, heads) -> list:
         lambda: target.generate(**named, **GREEDY, verifier=RegretBudgetVerifier(2.0), repetition_penalty=1.2),
         lambda: target.generate(**one, assistant_model=draft, **SAMPLED, verifier="static:0.5", streamer=Listener()),
         lambda: target.generate(**batch, **GREEDY, verifier="lossless", prompt_lookup_num_tokens=3),
-        lambda: target.generate(**batch, **SAMPLED, verifier="static:0.5", assistant_early_exit=1),
         lambda: target.generate(**batch, **SAMPLED),
         lambda: attached(target, draft, heads[0], **batch, **GREEDY),
         lambda: attached_for_good(target, draft, heads[1], **batch, **SAMPLED),

@@ -115,11 +115,10 @@ class Parts:
         rule = self.rule if compiler is None else None
         drafter = self._drafter(partial(runner, keep_hidden=hidden), rule)
         if isinstance(drafter, CandidateDrafter):
-            if limit is not None and drafter.needs_every_round:
+            if limit is not None and drafter.reads_target:
                 raise ValueError(
                     "the target's rotary frequencies change at a length that the call can reach, which candidate "
-                    "generators that read its outputs, or sample from a draft model of another tokenizer, do not "
-                    "support. Lower max_new_tokens."
+                    "generators that read its outputs do not support. Lower max_new_tokens."
                 )
             if drafter.reads_target:
                 target.model = drafter.record_outputs(target.model)

@@ -1,4 +1,4 @@
-"""Draft tokens from transformers' candidate generators: MTP layers, DFlash, other tokenizers, and a caller's own.
+"""Draft tokens from transformers' candidate generators: MTP layers, DFlash, Gemma assistants, and a caller's own.
 
 Transformers builds the generator for a call, which drafts for a single row. A caller's own generators can be one per
 row of a batch. Rounds run in eager mode.
@@ -6,29 +6,14 @@ row of a batch. Rounds run in eager mode.
 
 import copy
 from collections.abc import Callable
-from functools import lru_cache
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from transformers import (
-    GenerationConfig,
-    LogitsProcessorList,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    SuppressTokensLogitsProcessor,
-)
-from transformers.generation.candidate_generator import (
-    AssistantToTargetTranslator,
-    AssistedCandidateGenerator,
-    AssistedCandidateGeneratorDifferentTokenizers,
-    CandidateGenerator,
-    UniversalSpeculativeDecodingGenerator,
-)
+from transformers import PreTrainedModel
+from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_diversed import _compat, model_facts
 from hf_diversed.blocks import DraftOutput, Round
-from hf_diversed.generation import checks, tokenizer_checks
 from hf_diversed.generation.drafting import Drafter, first_columns, point_mass_block, to_vocabulary
 from hf_diversed.generation.options import CONSTANT, DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.generation.processing import BlockProcessor
@@ -38,10 +23,7 @@ from hf_diversed.generation.rows import PerRow, RaggedRows, is_one_of
 
 # Names of the sources, by the argument that selects them.
 MTP, DFLASH, OWN = "use_mtp=True", 'speculation_type="dflash"', "candidate_generator"
-SHARED_STATES, OTHER_TOKENIZER = (
-    "an assistant model that reads the target's keys and values",
-    "an assistant model with another tokenizer",
-)
+SHARED_STATES = "an assistant model that reads the target's keys and values"
 _READS_STATES = ("Gemma4Assistant", "Gemma4UnifiedAssistant")
 _MAX_OWN_TOKENS = 16  # per round of a caller's generator, if no number is set
 # The first releases that have been tested. Before 5.23, MTP and DFlash return other logits than they sample from.
@@ -59,9 +41,6 @@ def find_source(request: Request) -> str | None:
         return DFLASH
     if assistant is not None and type(assistant).__name__.startswith(_READS_STATES):
         return SHARED_STATES
-    tokenizers = request.tokenizer, request.assistant_tokenizer
-    if assistant is not None and None not in tokenizers and tokenizer_checks.difference(*tokenizers) is not None:
-        return OTHER_TOKENIZER
     return None
 
 
@@ -84,12 +63,6 @@ def check_source(source: str, request: Request) -> None:
     _check_single_source(source, request)
     if source == MTP:
         _check_prediction_layers(request)
-    if source == OTHER_TOKENIZER and assistant is not None:
-        checks.check_model(assistant, "draft")
-        if model_facts.recurrent_states(assistant):
-            raise ValueError(
-                f"{source} must not have recurrent states, got {type(assistant).__name__}; use another draft model."
-            )
     needed = _FIRST_TESTED.get(source, (0,))
     if needed > _compat.RELEASE:
         raise ValueError(
@@ -108,8 +81,6 @@ def check_source(source: str, request: Request) -> None:
         mask = request.model_kwargs.get("attention_mask")
         if mask is not None and not mask.all():
             raise ValueError(f"{source} does not support padding: remove the padding of the prompt.")
-    if source == OTHER_TOKENIZER:
-        _check_text(request)
     for name in STOPPING_SETTINGS:
         value = getattr(request, name)
         value = _compat.explicit_entry(config, name) if value is None else value
@@ -120,21 +91,14 @@ def check_source(source: str, request: Request) -> None:
     if request.random_source is not None:
         raise ValueError(f"random_source is not supported with {source}, which draws from torch's generator.")
     verifier = request.verifier
-    reads_raw = verifier is not None and verifier.needs_raw_logits and not is_point_mass(source, request)
+    reads_raw = verifier is not None and verifier.needs_raw_logits and not is_point_mass(source)
     if reads_raw and request.processors:
         names = ", ".join(type(each).__name__ for each in request.processors)
         raise ValueError(
             f"{verifier!r} needs the draft model's logits before any processor, which {source} does not return; drop "
             f"{names}, or use another verifier."
         )
-    if source == OTHER_TOKENIZER and config.do_sample:
-        for processor in request.processors:
-            if type(processor) not in _compat.WARPERS:
-                raise ValueError(
-                    f"{type(processor).__name__} is not supported with {source} and do_sample=True, because the draft "
-                    "model samples from its own vocabulary. Drop it, or pass do_sample=False."
-                )
-    if source in (MTP, DFLASH, SHARED_STATES) or reads_target:
+    if source != OWN or reads_target:
         if model_facts.recurrent_states(request.model):
             raise ValueError(f"{source} is not supported for targets with recurrent states; pass assistant_model=.")
         if config.prefill_chunk_size is not None:
@@ -151,16 +115,6 @@ def _check_single_source(source: str, request: Request) -> None:
     for name, is_given in given.items():
         if source in (OWN, MTP) and is_given and name != source:
             raise ValueError(f"{name} and {source} are two sources of draft tokens; pass only one.")
-
-
-def _check_text(request: Request) -> None:
-    """Raise ValueError for a prompt that has no tokens for the draft model, which receives its text."""
-    tokenizer, own = request.tokenizer, request.assistant_tokenizer
-    assert tokenizer is not None
-    assert own is not None
-    text = tokenizer.decode(request.input_ids[0], skip_special_tokens=True)
-    if not own(text, add_special_tokens=not request.config.do_sample)["input_ids"]:  # as the generators read it
-        raise ValueError(f"the prompt's text {text!r} has no tokens for the draft model; pass a longer prompt.")
 
 
 def _check_prediction_layers(request: Request) -> None:
@@ -186,9 +140,9 @@ def default_gamma(source: str, request: Request) -> int:
     return _MAX_OWN_TOKENS if source == OWN else DEFAULT_NUM_ASSISTANT_TOKENS
 
 
-def is_point_mass(source: str | None, request: Request) -> bool:
+def is_point_mass(source: str | None) -> bool:
     """Return whether a source is known to return tokens that are a function of the text, so that q is a point mass."""
-    return source == SHARED_STATES or (source == OTHER_TOKENIZER and not request.config.do_sample)
+    return source == SHARED_STATES
 
 
 def build_generators(source: str, request: Request, gamma: int, max_length: int) -> list[CandidateGenerator]:
@@ -199,116 +153,19 @@ def build_generators(source: str, request: Request, gamma: int, max_length: int)
     """
     if source == OWN:
         return request.own_generators
-    target, assistant = model_facts.base_model(request.model), request.assistant_model
-    if source != OTHER_TOKENIZER:
-        config = copy.copy(request.config)
-        config.max_length = max_length
-        generator = target._get_candidate_generator(
-            generation_config=config,
-            input_ids=request.input_ids,
-            inputs_tensor=request.input_ids,
-            logits_processor=request.processors,
-            model_kwargs={},
-            assistant_model=assistant,
-        )
-    else:
-        generator = _other_tokenizer(request, target, max_length)
+    config = copy.copy(request.config)
+    config.max_length = max_length
+    generator = model_facts.base_model(request.model)._get_candidate_generator(
+        generation_config=config,
+        input_ids=request.input_ids,
+        inputs_tensor=request.input_ids,
+        logits_processor=request.processors,
+        model_kwargs={},
+        assistant_model=request.assistant_model,
+    )
     if hasattr(generator, "num_assistant_tokens"):
         generator.num_assistant_tokens = gamma
     return [generator]
-
-
-def _other_tokenizer(request: Request, target: PreTrainedModel, max_length: int) -> AssistedCandidateGenerator:
-    """Return the generator for a draft model with another tokenizer.
-
-    Sampled draft tokens are restricted to the tokens that both vocabularies have, and q is the draft model's
-    distribution over them (arXiv 2502.05202). Greedy draft tokens are converted as text.
-    """
-    config, assistant = request.config, request.assistant_model
-    target_tokenizer, draft_tokenizer = request.tokenizer, request.assistant_tokenizer
-    assert assistant is not None
-    assert target_tokenizer is not None
-    assert draft_tokenizer is not None
-    warpers = ("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
-    sampling = {name: getattr(config, name) for name in (*warpers, "top_h")}
-    # Other settings name ids of the target, which the draft model does not share.
-    drafting = GenerationConfig(
-        **sampling, max_length=max_length, min_length=0, eos_token_id=draft_tokenizer.eos_token_id
-    )
-    common = {
-        "input_ids": request.input_ids,
-        "assistant_model": assistant,
-        "target_tokenizer": target_tokenizer,
-        "assistant_tokenizer": draft_tokenizer,
-        "generation_config": drafting,
-        "model_kwargs": {"attention_mask": torch.ones_like(request.input_ids)},
-        "inputs_tensor": request.input_ids,
-        "logits_processor": LogitsProcessorList(),
-    }
-    if config.do_sample:
-        translator = _translator(
-            *(target_tokenizer, len(target_tokenizer), model_facts.vocab_size(target)),
-            *(draft_tokenizer, len(draft_tokenizer), model_facts.vocab_size(assistant)),
-            assistant.device,
-        )
-        generator = UniversalSpeculativeDecodingGenerator(**common, atm_translator=translator)
-    else:
-        generator = AssistedCandidateGeneratorDifferentTokenizers(**common)
-    _keep_within_positions(generator, assistant)
-    generator.assistant_generation_config.num_assistant_tokens_schedule = CONSTANT
-    generator.generation_config.assistant_confidence_threshold = 0.0
-    return generator
-
-
-@lru_cache(maxsize=4)  # keeps their tokenizers; building one iterates over both vocabularies
-def _translator(
-    target_tokenizer: PreTrainedTokenizerBase,
-    target_length: int,
-    target_size: int,
-    draft_tokenizer: PreTrainedTokenizerBase,
-    draft_length: int,
-    draft_size: int,
-    device: torch.device,
-) -> AssistantToTargetTranslator:
-    """Return the translator between two vocabularies, given by tokenizer, its length, and the width of the logits.
-
-    Upstream's `generate` prunes the draft model's embeddings and returns logits in another order. Without pruning, the
-    draft model is unchanged and q is right. Ids beyond the logits of either model are not shared: a tokenizer can have
-    more ids than its model has logits.
-    """
-    model = SimpleNamespace(device=device)  # without pruning, only the device is used
-    translator = AssistantToTargetTranslator(target_tokenizer, draft_tokenizer, target_size, model)
-    known, none = translator._assistant_to_target_input_ids, translator.SUPPRESS_TOKEN_ID
-    ids = torch.full((draft_size,), none, dtype=torch.long, device=device)
-    ids[: len(known)] = known[:draft_size]
-    ids[ids >= target_size] = none
-    translator._assistant_to_target_input_ids = ids
-    translator.target_to_assistant_input_ids = {
-        target_id: draft_id for draft_id, target_id in enumerate(ids.tolist()) if target_id != none
-    }
-    unshared = (ids == none).nonzero()[:, 0].tolist()
-    suppress = [SuppressTokensLogitsProcessor(unshared, str(device))] if unshared else []
-    translator.logits_processors = LogitsProcessorList(suppress) or None
-    return translator
-
-
-class NoPositionsLeft(Exception):
-    """The text has more tokens than the draft model has learned positions."""
-
-
-def _keep_within_positions(generator: AssistedCandidateGenerator, assistant: PreTrainedModel) -> None:
-    """Limit the draft tokens of a generator, in the draft model's own tokens, to its learned positions."""
-    most = model_facts.max_positions(assistant)
-    if most is None or not model_facts.has_learned_positions(assistant):
-        return
-    prepare = generator._prepare_generation_args
-
-    def limited(input_ids: torch.Tensor, min_new_tokens: int, max_new_tokens: int) -> dict:
-        if (room := most + 1 - input_ids.shape[-1]) < 1:
-            raise NoPositionsLeft
-        return prepare(input_ids, min(min_new_tokens, room), min(max_new_tokens, room))
-
-    generator._prepare_generation_args = limited
 
 
 class CandidateDrafter(Drafter):
@@ -330,7 +187,6 @@ class CandidateDrafter(Drafter):
     """
 
     num_forwards = 0
-    _has_no_positions_left = False  # never reset: texts only become longer
 
     def __init__(
         self,
@@ -355,11 +211,6 @@ class CandidateDrafter(Drafter):
         self._needs_q = needs_q
         self._outputs: Any = None
         self._num_matches = 0
-
-    @property
-    def needs_every_round(self) -> bool:
-        """Whether a round without draft tokens would give the generator a wrong context."""
-        return self.reads_target or isinstance(self.generators[0], UniversalSpeculativeDecodingGenerator)
 
     def record_outputs(self, model: PreTrainedModel) -> Callable[..., Any]:
         """Return the target as a function that keeps its outputs for the generator."""
@@ -417,13 +268,9 @@ class CandidateDrafter(Drafter):
         """
         text, generator = self._text(row), self.generators[row]
         length, none = text.shape[1], text[0, :0]
-        if limit < 1 or self._has_no_positions_left or (self.reads_target and self._outputs is None):
+        if limit < 1 or (self.reads_target and self._outputs is None):
             return none, None
-        try:
-            candidates, logits = generator.get_candidates(text, **self._target_outputs())
-        except NoPositionsLeft:
-            self._has_no_positions_left = True
-            return none, None
+        candidates, logits = generator.get_candidates(text, **self._target_outputs())
         self._num_matches = 0
         if candidates.ndim != 2 or len(candidates) != 1 or candidates.shape[1] < length:
             raise ValueError(

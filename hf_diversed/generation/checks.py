@@ -1,7 +1,7 @@
 """Checks of models, arguments and inputs before any forward pass."""
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_diversed import _compat, model_facts
 from hf_diversed.blocks import DecodingContext
@@ -16,6 +16,7 @@ _TEXT_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
 _TEXT_INPUTS |= {"output_attentions", "output_hidden_states"}
 # Larger differences of vocabulary sizes (this, and 1%) are not padding, but different tokenizers.
 _LARGEST_PADDING = 512
+EARLY_EXIT = "assistant_early_exit is not supported with a verifier; pass assistant_model= instead."
 TOKEN_HEALING = "token_healing is not supported with a verifier; call model.heal_tokens(input_ids, tokenizer) first."
 # Tokenizers and multimodal processors also return these for plain text; all zeros means text only.
 TEXT_MARKERS = {"token_type_ids", "mm_token_type_ids"}
@@ -43,7 +44,7 @@ def check_request(request: Request, source: str | None) -> None:
     check_config(config)
     is_user_cache = _compat.is_user_cache(request.model_kwargs.get(_compat.CACHE_ARGUMENT))
     check_inputs(model, request.input_ids, request.model_kwargs, is_user_cache)
-    check_draft_source(model, draft, config, source)
+    check_draft_source(draft, config, source)
     for processor in request.processors:
         for refused, reason in _compat.REFUSED_PROCESSORS.items():
             if isinstance(processor, refused):
@@ -250,6 +251,8 @@ def check_config(config: GenerationConfig) -> None:
         value = getattr(config, name)
         if value not in (None, False):
             raise ValueError(f"{name}={value!r} cannot be combined with a verifier: {advice}.")
+    if config.assistant_early_exit is not None:
+        raise ValueError(EARLY_EXIT)
     if config.token_healing:
         raise ValueError(TOKEN_HEALING)
     for name in ("output_attentions", "output_hidden_states"):
@@ -257,9 +260,7 @@ def check_config(config: GenerationConfig) -> None:
             raise ValueError(f"{name}=True is not supported with a verifier; run the model on the returned sequences.")
 
 
-def check_draft_source(
-    model: PreTrainedModel, draft: PreTrainedModel | None, config: GenerationConfig, source: str | None
-) -> None:
+def check_draft_source(draft: PreTrainedModel | None, config: GenerationConfig, source: str | None) -> None:
     """Raise ValueError unless a call has a source of draft tokens, with valid settings.
 
     Only a draft model and prompt lookup can be combined.
@@ -267,33 +268,26 @@ def check_draft_source(
     Args:
         source: the candidate generator of the call; None without one.
     """
-    named = {name: getattr(config, name) for name in ("prompt_lookup_num_tokens", "assistant_early_exit")}
+    looked_up = config.prompt_lookup_num_tokens
     sources = ([] if draft is None else ["assistant_model"]) + ([] if source is None else [source])
-    sources += [f"{name}={value!r}" for name, value in named.items() if value is not None]
+    sources += [] if looked_up is None else [f"prompt_lookup_num_tokens={looked_up!r}"]
     if not sources:
         raise ValueError(
             "a verifier needs draft tokens to verify: pass assistant_model= (without the hook, bind it with "
-            "functools.partial: `generate` does not pass it on), prompt_lookup_num_tokens=, assistant_early_exit=, "
-            "use_mtp=True or candidate_generator=."
+            "functools.partial: `generate` does not pass it on), prompt_lookup_num_tokens=, use_mtp=True or "
+            "candidate_generator=."
         )
-    if len(sources) > 1 and (source is not None or named["assistant_early_exit"] is not None):
+    if len(sources) > 1 and source is not None:
         raise ValueError(f"{' and '.join(sources)} are two sources of draft tokens; pass only one.")
     if len(sources) > 1 and model_facts.recurrent_states(draft):
         raise ValueError(
             f"{' and '.join(sources)} cannot be combined: the draft model has recurrent states, which cannot skip "
             "copied tokens; pass only one."
         )
-    for name in (*named, "max_matching_ngram_size", "prefill_chunk_size"):
+    for name in ("prompt_lookup_num_tokens", "max_matching_ngram_size", "prefill_chunk_size"):
         value = getattr(config, name)
         if value is not None and not is_count(value):
             raise ValueError(f"{name} must be an integer >= 1, got {value!r}.")
-    if (exit_layer := config.assistant_early_exit) is not None:
-        check_early_exit(model)
-        if exit_layer >= (layers := model_facts.num_layers(model)):
-            raise ValueError(
-                f"assistant_early_exit must be below the model's {layers} layers, got {exit_layer}: with all layers, "
-                "the draft model would be the target."
-            )
 
 
 def check_return_sequences(count: int | None, named: dict[str, int | None]) -> None:
@@ -307,20 +301,6 @@ def check_return_sequences(count: int | None, named: dict[str, int | None]) -> N
         raise ValueError(
             f"num_return_sequences must be 1 with {used[0]}, got {count}: call generate once per sequence, or draft "
             "with an assistant_model only."
-        )
-
-
-def check_early_exit(model: PreTrainedModel) -> None:
-    """Raise ValueError if the target's first layers cannot draft."""
-    if model_facts.recurrent_states(model):
-        raise ValueError(
-            f"assistant_early_exit is not supported for {type(model_facts.base_model(model)).__name__} because its "
-            "layers have recurrent states; pass an assistant_model or prompt_lookup_num_tokens."
-        )
-    if getattr(model_facts.text_config(model), "hidden_size_per_layer_input", 0):  # Gemma 3n and 4
-        raise ValueError(
-            f"assistant_early_exit is not supported for {type(model_facts.base_model(model)).__name__} because it "
-            "embeds tokens for all of its layers at once; pass an assistant_model or prompt_lookup_num_tokens."
         )
 
 
@@ -373,9 +353,33 @@ def check_vocabularies(model: PreTrainedModel, draft: PreTrainedModel) -> None:
     if abs(target_size - draft_size) > max(_LARGEST_PADDING, max(target_size, draft_size) // 100):
         raise ValueError(
             f"target and draft model have vocabularies of {target_size} and {draft_size} ids, which is more than "
-            "padding. Use a draft model from the same family, or pass both tokenizer= and assistant_tokenizer= to "
-            "convert the draft tokens."
+            "padding. Use a draft model from the same family."
         )
+
+
+def check_tokenizers(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
+    """Raise ValueError if an id stands for two tokens, unless it is special: chat models often rename those."""
+    if target is draft:
+        return
+    by_id, special = {index: token for token, index in draft.get_vocab().items()}, _special_ids(target, draft)
+    for token, index in target.get_vocab().items():
+        other = by_id.get(index, token)
+        if other != token and index not in special:
+            raise ValueError(
+                f"target and draft model have different tokenizers: id {index} is {token!r} for the target and "
+                f"{other!r} for the draft model. Use a draft model with the target's tokenizer, or transformers' "
+                "assisted generation, which is lossless, without a verifier."
+            )
+
+
+def _special_ids(*tokenizers: PreTrainedTokenizerBase) -> set[int]:
+    ids: set[int] = set()
+    for each in tokenizers:
+        ids.update(each.all_special_ids)
+        added = getattr(each, "added_tokens_decoder", None)
+        if isinstance(added, dict):  # a method in MistralCommonBackend
+            ids.update(index for index, token in added.items() if token.special)
+    return ids
 
 
 def check_stopping(schedule: str | None, threshold: float | None, has_draft_model: bool) -> None:

@@ -47,7 +47,9 @@ def _generate_with_verifier(original, named: dict[str, Any], options: Options, a
     arguments = Arguments(model, named, extra, attached)
     _refuse_modes_of_upstream(arguments)
     draft, num_assistant_tokens = arguments.drafting(options.candidate_generator)
-    tokenizer = extra.pop("tokenizer", None)
+    tokenizer, draft_tokenizer = extra.pop("tokenizer", None), extra.pop("assistant_tokenizer", None)
+    if tokenizer is not None and draft_tokenizer is not None:
+        checks.check_tokenizers(tokenizer, draft_tokenizer)
     loop = functools.partial(
         diversed_decoding,
         assistant_model=draft,
@@ -57,8 +59,6 @@ def _generate_with_verifier(original, named: dict[str, Any], options: Options, a
         output_token_records=bool(options.output_token_records),
         temperatures=options.diversed_temperature,
         streamer=named.get("streamer"),
-        tokenizer=tokenizer,
-        assistant_tokenizer=extra.pop("assistant_tokenizer", None),
         candidate_generator=options.candidate_generator,
     )
     changed = _take_over_stop_strings(arguments, tokenizer)
@@ -95,7 +95,7 @@ def _refuse_modes_of_upstream(arguments: Arguments) -> None:
         raise ValueError(checks.TOKEN_HEALING)
     checks.check_cache_implementation(arguments.setting("cache_implementation"))
     if arguments.setting("assistant_early_exit") is not None:
-        checks.check_early_exit(model)
+        raise ValueError(checks.EARLY_EXIT)
     sources = {name: arguments.setting(name) for name in DRAFT_MODES}
     checks.check_return_sequences(arguments.setting("num_return_sequences"), sources)
     inputs = model_facts.forward_inputs(model) | checks.TEXT_MARKERS

@@ -7,7 +7,6 @@ from transformers import (
     GenerationConfig,
     LogitsProcessorList,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
     StoppingCriteriaList,
 )
 from transformers.generation.candidate_generator import CandidateGenerator
@@ -63,8 +62,6 @@ def diversed_decoding(
     streamer: BaseStreamer | None = None,
     temperatures: list[float] | torch.Tensor | None = None,
     random_source: RandomSource | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    assistant_tokenizer: PreTrainedTokenizerBase | None = None,
     candidate_generator: CandidateGenerator | list[CandidateGenerator] | None = None,
     **model_kwargs,
 ) -> GenerateDiversedOutput | torch.Tensor:
@@ -76,10 +73,9 @@ def diversed_decoding(
 
     Args:
         model: the target model. input_ids: long `[B, S]`, left-padded.
-        assistant_model: the draft model; None if the generation config names another source of draft tokens:
-            `prompt_lookup_num_tokens` (the text) or `assistant_early_exit` (the target's first layers). With a draft
-            model, at most `prompt_lookup_num_tokens` are copied where the last `max_matching_ngram_size` tokens, 3
-            if not set, occurred before.
+        assistant_model: the draft model; None with another source of draft tokens, such as `prompt_lookup_num_tokens`
+            (the text). With a draft model, at most `prompt_lookup_num_tokens` are copied where the last
+            `max_matching_ngram_size` tokens, 3 if not set, occurred before.
         verifier: accepts or replaces draft tokens.
         num_assistant_tokens: gamma, draft tokens per round; None for the default of the verifier or the draft model,
             else at most 8 for a single prompt, or 5.
@@ -96,8 +92,6 @@ def diversed_decoding(
             1 only.
         temperatures: one per prompt, 0 for greedy; needs `do_sample=True` and temperature 1.
         random_source: source of random numbers; None for torch's generator.
-        tokenizer, assistant_tokenizer: of target and draft model. If they differ, the draft model's tokens are
-            converted. Unless both are passed, only the vocabulary sizes are compared.
         candidate_generator: drafts instead of `assistant_model`, at most 16 tokens per round unless
             `num_assistant_tokens` is set. Its logits must be the processed ones that the candidates were drawn from;
             without logits, q is a point mass, which is right if the candidates depend on the text only. Create one
@@ -133,8 +127,6 @@ def diversed_decoding(
         streamer=streamer,
         temperatures=temperatures,
         random_source=random_source,
-        tokenizer=tokenizer,
-        assistant_tokenizer=assistant_tokenizer,
         candidate_generator=candidate_generator,
     )
     call = plan(request)
@@ -173,8 +165,6 @@ def plan(request: Request) -> Plan:
     if source is not None:
         check_source(source, request)
         draft = None
-    elif config.assistant_early_exit is not None:
-        draft = model_facts.first_layers(request.model, config.assistant_early_exit)
     criteria = _compat.sort_criteria(request.criteria)
     # A `MaxLengthCriteria` of the caller takes precedence; at least one token is generated.
     max_length = max(min(criteria.max_lengths, default=config.max_length), request.input_ids.shape[1] + 1)
@@ -199,7 +189,7 @@ def plan(request: Request) -> Plan:
         request=request,
         draft=draft,
         generators=[] if source is None else build_generators(source, request, lengths.maximum, max_length),
-        is_point_mass=is_point_mass(source, request),
+        is_point_mass=is_point_mass(source),
         verifier=verifier,
         rows=rows,
         max_drafted=lengths.max_drafted,
@@ -313,7 +303,7 @@ def _context(
     config, batch_size, assistant = request.config, len(request.input_ids), request.assistant_model
     temperature, draft_hidden_size, draft_model = 0.0, None, assistant if draft is None else draft
     if source is not None:
-        draft_hidden_size = None if is_point_mass(source, request) else 0
+        draft_hidden_size = None if is_point_mass(source) else 0
     elif draft is not None and config.prompt_lookup_num_tokens is None:
         draft_hidden_size = model_facts.hidden_width(draft)
     if config.do_sample:

@@ -10,7 +10,6 @@ from transformers import (
     GenerationConfig,
     LogitsProcessorList,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
     StoppingCriteriaList,
 )
 from transformers.generation.candidate_generator import CandidateGenerator
@@ -25,7 +24,7 @@ from hf_diversed.verifiers import DiversedVerifier, Verifier, build_verifier
 
 
 # Sources of draft tokens other than a draft model.
-DRAFT_MODES = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
+DRAFT_MODES = ("prompt_lookup_num_tokens", "use_mtp")
 # Settings of the length of draft blocks, besides the number of draft tokens.
 STOPPING_SETTINGS = ("num_assistant_tokens_schedule", "assistant_confidence_threshold")
 
@@ -52,8 +51,6 @@ class Request:
     streamer: BaseStreamer | None
     temperatures: list[float] | torch.Tensor | None
     random_source: RandomSource | None
-    tokenizer: PreTrainedTokenizerBase | None
-    assistant_tokenizer: PreTrainedTokenizerBase | None
     candidate_generator: CandidateGenerator | list[CandidateGenerator] | None
 
     @property
@@ -121,7 +118,7 @@ class Arguments:
         if draft is None and not any(is_set(self.setting(mode)) for mode in DRAFT_MODES):
             raise ValueError(
                 "diversed_head= and verifier= need draft tokens to verify: pass assistant_model= as well (or "
-                "prompt_lookup_num_tokens=, assistant_early_exit=, use_mtp=True or candidate_generator=)."
+                "prompt_lookup_num_tokens=, use_mtp=True or candidate_generator=)."
             )
         return draft, _first(length, self.setting("num_assistant_tokens"))
 

@@ -249,12 +249,9 @@ def test_a_verifier_that_cannot_be_traced_is_reported(pair, caplog, monkeypatch)
     assert assert_same(pair, TRACED).stats.engine == "compiled"
 
 
-def test_early_exit_and_rows_of_two_temperatures():
-    """Catches a draft that is a view of the target, and temperatures that are constants of a compiled round."""
+def test_rows_of_two_temperatures():
+    """Catches temperatures that are constants of a compiled round."""
     pair = pair_of("llama")
-    target = pair[0]
-    call = {"assistant_early_exit": 1, "num_assistant_tokens": 2}
-    assert assert_same((target, None), TRACED, **call).stats.engine == "compiled"
     call = {"do_sample": True, "top_k": 0, "diversed_temperature": [0.0, 1.0, 0.0, 0.6]}
     out, greedy = decode(pair, TRACED, **call), decode(pair, {})
     assert torch.equal(

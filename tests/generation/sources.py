@@ -40,9 +40,6 @@ MTP_TYPES = {
 }
 
 
-_FEWER = 62  # ids of the draft model with another tokenizer
-
-
 class Copies(CandidateGenerator):
     """Drafts the last three tokens again; keeps what it receives after each round."""
 
@@ -121,17 +118,6 @@ def gemma4():
     return target, {"assistant_model": draft}
 
 
-def other_tokenizer():
-    """The draft model's words are the target's in another order, with some that the target lacks."""
-    target, draft = tiny.tiny_model("llama"), tiny.tiny_model("qwen2", seed=1)
-    draft.resize_token_embeddings(_FEWER)
-    return target, {
-        "assistant_model": draft,
-        "tokenizer": tiny.word_tokenizer(),
-        "assistant_tokenizer": tiny.word_tokenizer(words=[f"w{(7 * i + 5) % 71}" for i in range(_FEWER)]),
-    }
-
-
 def own():
     return tiny.tiny_model("llama"), {"candidate_generator": Copies()}
 
@@ -145,7 +131,6 @@ SOURCES = {
     **{f"mtp:{kind}": (lambda kind=kind: mtp(kind)) for kind in MTP_TYPES},
     "dflash": dflash,
     "gemma4": gemma4,
-    "other_tokenizer": other_tokenizer,
     "own": own,
     "own_from_states": own_from_states,
 }

@@ -4,21 +4,18 @@ from functools import partial
 
 import pytest
 import torch
-import transformers as tf
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.modeling_layers import MtpModel
 
 import hf_diversed
 from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier, _compat, model_facts
-from hf_diversed.generation import candidates
 from hf_diversed.generation.candidates import CandidateDrafter
 from hf_diversed.sampling import RandomSource
 from tests.generation import sources
-from tests.tiny import BOS, EOS, VOCAB_SIZE, Listener, ragged_batch, tiny_head, tiny_model, word_tokenizer
+from tests.tiny import EOS, VOCAB_SIZE, Listener, ragged_batch, tiny_head, tiny_model
 
 
-# With another tokenizer upstream stops at the target's EOS id, which is another token of the draft model.
-UPSTREAM = [name for name in sources.SOURCES if not name.startswith(("own", "other"))]
+UPSTREAM = [name for name in sources.SOURCES if not name.startswith("own")]
 WITH_Q = [name for name in sources.SOURCES if name not in ("gemma4", "own")]
 SAMPLED = {"do_sample": True, "top_k": 8, "top_p": 1.0, "temperature": 0.9}
 
@@ -169,7 +166,7 @@ def test_q_is_a_point_mass_where_the_tokens_depend_on_the_text_only(name, monkey
     assert all((block.prob(block.tokens) == 1.0).all() for block in blocks)
 
 
-@pytest.mark.parametrize("name", sources.parameters(["other_tokenizer", "mtp:deepseek_v3"]))
+@pytest.mark.parametrize("name", sources.parameters(["mtp:deepseek_v3"]))
 def test_lossless_samples_have_the_distribution_of_the_target(name):
     """Catches a q of other ids or positions: chi-square of three tokens, of which two are drafted."""
     target, selects = sources.SOURCES[name]()
@@ -184,29 +181,6 @@ def test_lossless_samples_have_the_distribution_of_the_target(name):
             statistic, cells = statistic + (found.count(text) - expected) ** 2 / expected, cells + 1
     assert cells > 3
     assert statistic < cells + 4 * (2 * cells) ** 0.5
-
-
-def test_ids_without_logits_are_not_shared():
-    """Catches an IndexError for tokenizers with more ids than their models have logits."""
-    words = [f"w{(7 * i + 5) % 71}" for i in range(62)]
-    target, draft = word_tokenizer(), word_tokenizer(words=words)
-    for target_size, draft_size in ((50, 60), (VOCAB_SIZE, 66)):
-        translator = candidates._translator(
-            target, len(target), target_size, draft, len(draft), draft_size, torch.device("cpu")
-        )
-        shared = {
-            id: target.get_vocab()[word]
-            for word, id in draft.get_vocab().items()
-            if id < draft_size and target.get_vocab().get(word, target_size) < target_size
-        }
-        logits = torch.randn(1, 3, draft_size)
-        expected, kept = torch.full((1, 3, target_size), -torch.inf), torch.full_like(logits, -torch.inf)
-        for draft_id, target_id in shared.items():
-            expected[..., target_id] = kept[..., draft_id] = logits[..., draft_id]
-        found = translator.logits_processors(None, logits)
-        assert torch.equal(found, kept)
-        assert torch.equal(translator.get_target_logits(found), expected)
-        assert translator.target_to_assistant_input_ids == {there: here for here, there in shared.items()}
 
 
 def texts(target, ids, length: int, top_k: int) -> dict[tuple[int, ...], float]:
@@ -371,7 +345,6 @@ def refusal(source, match, error=ValueError, **call):
         refusal("own", "one generator per row: pass a list of 1, got 0", candidate_generator=[]),
         refusal("own_from_states", "batch size must be 1, got 2", inputs=prompt().repeat(2, 1)),
         refusal("mtp:mellum", "batch size must be 1, got 2", inputs=prompt().repeat(2, 1)),
-        refusal("other_tokenizer", "another tokenizer.* must be 1, got 2", inputs=prompt().repeat(2, 1)),
         refusal("own_from_states", "remove the padding", attention_mask=torch.tensor([[0] + [1] * 8])),
         refusal("own", "'confidence' is not supported with candidate", num_assistant_tokens_schedule="confidence"),
         refusal("own", "threshold=0.4 is not supported with", assistant_confidence_threshold=0.4),
@@ -392,8 +365,6 @@ def refusal(source, match, error=ValueError, **call):
         refusal("dflash", 'speculation_type must be "dflash"', speculation_type="eagle"),
         refusal("mtp:glm4_moe", "prompts of at least 3 tokens.* got 2", inputs=prompt()[:, :2]),
         refusal("mtp:mellum", "logits before any processor", verifier="spec_cascade:token_v3:0.3", **SAMPLED),
-        refusal("other_tokenizer", "has no tokens for the draft", inputs=torch.tensor([[BOS]])),
-        refusal("other_tokenizer", "RepetitionPenalty.* is not supported", repetition_penalty=1.2, **SAMPLED),
     ],
 )
 def test_refusals(source, call, match, error):
@@ -413,63 +384,6 @@ def test_tokens_after_a_drafted_eos_are_not_checked():
 def test_models_without_mtp_layers_are_refused():
     with pytest.raises(ValueError, match="LlamaForCausalLM lacks"):
         tiny_model("llama").generate(prompt(), verifier="lossless", use_mtp=True, max_new_tokens=4)
-
-
-@pytest.mark.filterwarnings("ignore:Using the model-agnostic default")
-@pytest.mark.parametrize("sampled", [{}, SAMPLED])
-def test_a_callers_max_length_criteria_limits_another_tokenizer(sampled):
-    """Catches a generator that stops, or raises an error, at the shorter length of the generation config."""
-    criteria = tf.StoppingCriteriaList([tf.MaxLengthCriteria(60)])
-    call = {"max_new_tokens": None, "stopping_criteria": criteria, "eos_token_id": None, **sampled}
-    out = decode(sources.SOURCES["other_tokenizer"](), **call)
-    assert out.sequences.shape[1] == 60
-    assert out.stats.draft_forwards > 20  # with one token per round, 20 reach the length of the config
-
-
-def test_equal_tokenizers_draft_as_without_them():
-    """Catches a conversion of draft tokens where both models have one tokenizer."""
-    target, draft = tiny_model("llama"), tiny_model("llama", seed=1)
-    tokenizers = {"tokenizer": word_tokenizer(), "assistant_tokenizer": word_tokenizer()}
-    out = decode((target, {"assistant_model": draft, **tokenizers}))
-    assert out.stats.draft_forwards > out.stats.num_rounds
-
-
-def test_later_calls_reuse_the_translator_of_two_vocabularies(monkeypatch):
-    """Catches an iteration over both vocabularies in every call, and a translator of other vocabularies."""
-    built, translator = [], candidates.AssistantToTargetTranslator
-    monkeypatch.setattr(
-        candidates, "AssistantToTargetTranslator", lambda *args: built.append(args) or translator(*args)
-    )
-    source = sources.other_tokenizer()
-    outputs = [decode(source, **SAMPLED) for _ in range(2)]
-    assert len(built) == 1
-    assert all(out.stats.num_drafted > 0 for out in outputs)
-    decode(sources.other_tokenizer(), **SAMPLED)
-    assert len(built) == 2
-
-
-def test_the_draft_model_of_another_tokenizer_is_unchanged():
-    """Catches upstream's pruned embeddings, which stay in the draft model after the call."""
-    source = sources.other_tokenizer()
-    draft = source[1]["assistant_model"]
-    embeddings = draft.get_input_embeddings(), draft.get_output_embeddings()
-    decode(source, **SAMPLED)
-    assert (draft.get_input_embeddings(), draft.get_output_embeddings()) == embeddings
-
-
-@pytest.mark.parametrize("sampled", [False, True])
-def test_a_draft_model_of_another_tokenizer_stops_at_its_last_learned_position(sampled):
-    """Catches an IndexError of the draft model's position table in a text that the target can continue."""
-    target, source = sources.other_tokenizer()
-    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 24}
-    config = tf.GPT2Config(**sizes, vocab_size=source["assistant_model"].config.vocab_size)
-    source["assistant_model"] = tf.GPT2LMHeadModel(config).eval()
-    call = {"max_new_tokens": 40, "eos_token_id": -1, **(SAMPLED if sampled else {})}
-    out = decode((target, source), **call)
-    assert out.sequences.shape[1] == prompt().shape[1] + 40
-    assert out.stats.num_drafted > 0
-    if not sampled:
-        assert torch.equal(out.sequences, target.generate(prompt(), do_sample=False, **call))
 
 
 def test_static_caches_fall_back_to_the_eager_engine():

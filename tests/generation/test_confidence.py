@@ -237,17 +237,6 @@ def test_invalid_settings_are_refused(pair, given: dict, message: str):
         generate(pair, verifier="lossless", **given)
 
 
-def test_early_exit_has_confidence(pair):
-    """Catches an error, or whole blocks, for draft models that are the target's first layers."""
-    call = {**GREEDY, "verifier": "lossless", "assistant_model": None, "assistant_early_exit": 1}
-    call["num_assistant_tokens"] = 8
-    out, whole = (
-        generate(pair, **call, num_assistant_tokens_schedule=schedule) for schedule in ("confidence", "constant")
-    )
-    assert torch.equal(out.sequences, pair[0].generate(**ragged_batch(), **GREEDY))
-    assert 0 < out.stats.draft_forwards < whole.stats.draft_forwards
-
-
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_one_transfer_per_draft_token(pair, do_sample: bool, monkeypatch):
     """Catches a second number per draft token that the host waits for."""

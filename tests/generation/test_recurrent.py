@@ -16,7 +16,7 @@ from tests import versions
 from tests.families.compare import prepare
 from tests.families.shrink import small_model
 from tests.reference import Recorder, naive_decoding
-from tests.tiny import EOS, PAD, VOCAB_SIZE, ragged_batch, tiny_draft, tiny_model, word_tokenizer
+from tests.tiny import EOS, PAD, VOCAB_SIZE, ragged_batch, tiny_draft, tiny_model
 
 
 pytestmark = [
@@ -197,24 +197,10 @@ def test_static_engine_falls_back(target):
     assert StaticEngine.cannot_serve(tiny_model("llama"), target, RaggedRows(prompt(), 9, 0, [], PAD)) is not None
 
 
-def test_early_exit_is_refused(target):
-    """Catches a view of the first layers whose layers are others."""
-    with pytest.raises(ValueError, match=r"assistant_early_exit is not supported for \w+ForCausalLM"):
-        target.generate(prompt(), verifier="lossless", assistant_early_exit=1)
-
-
 def test_copies_before_a_recurrent_draft_model_are_refused(target):
     """Catches copied tokens that are missing in the states of the draft model."""
     with pytest.raises(ValueError, match="the draft model has recurrent states, which cannot skip copied tokens"):
         decode(tiny_model("llama"), target, prompt_lookup_num_tokens=3)
-
-
-def test_a_recurrent_draft_model_of_another_tokenizer_is_refused(target):
-    """Catches a draft model whose states upstream's generator cannot crop."""
-    words = [f"w{(index + 1) % VOCAB_SIZE}" for index in range(VOCAB_SIZE)]
-    tokenizers = {"tokenizer": word_tokenizer(), "assistant_tokenizer": word_tokenizer(words=words)}
-    with pytest.raises(ValueError, match=r"another tokenizer must not have recurrent states, got \w+ForCausalLM"):
-        decode(tiny_model("llama"), target, **tokenizers)
 
 
 def test_batches_of_models_that_ignore_positions_are_refused():

@@ -1,10 +1,11 @@
 """Tokenizers are compared only if both are passed; a call reads no folder of a model."""
 
+import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from hf_diversed.generation import tokenizer_checks as checking
+from hf_diversed.generation.checks import check_tokenizers
 from hf_diversed.model_facts import model_name
 from tests.tiny import EOS, PAD, tiny_draft, tiny_model
 
@@ -48,26 +49,26 @@ def test_two_versions_of_one_tokenizer_are_accepted():
     first, second = trained(TEXTS[0], 60), trained(TEXTS[0], 60)
     first.add_special_tokens({"additional_special_tokens": ["<|user|>"]})
     second.add_special_tokens({"additional_special_tokens": ["<|person|>"]})
-    assert checking.difference(first, second) is None
-    assert "for the target" in checking.difference(first, trained(TEXTS[1], 60))
+    check_tokenizers(first, second)
+    with pytest.raises(ValueError, match=r"different tokenizers: id .* for the target"):
+        check_tokenizers(first, trained(TEXTS[1], 60))
 
 
 def test_tokenizers_without_a_table_of_added_tokens():
     """Catches an AttributeError: in `MistralCommonBackend`, `added_tokens_decoder` is a method that raises."""
 
     class Backend:
-        all_special_ids = (0, 2)
+        all_special_ids = (0,)
 
         def added_tokens_decoder(self):
             raise NotImplementedError
 
-    assert checking._special_ids(Backend()) == {0, 2}
+        def __init__(self, *words):
+            self.words = words
 
+        def get_vocab(self):
+            return {word: index for index, word in enumerate(self.words)}
 
-def test_tokenizers_that_grow_are_compared_again():
-    """Catches a stored result that is kept after a tokenizer has grown."""
-    first, second = trained(TEXTS[0], 60), trained(TEXTS[0], 60)
-    assert checking.difference(first, second) is None
-    second.add_tokens(["new"])
-    first.add_tokens(["other"])
-    assert "is 'other' for the target and 'new'" in checking.difference(first, second)
+    check_tokenizers(Backend("a", "b"), Backend("c", "b"))  # id 0 is special
+    with pytest.raises(ValueError, match="id 1 is 'b' for the target and 'c' for the draft model"):
+        check_tokenizers(Backend("a", "b"), Backend("a", "c"))
