@@ -104,7 +104,7 @@ def _rows(name: str, part: str = "") -> Callable[[str, Row], Iterator[Figure]]:
 
 
 def _speed(study: str, found: Row) -> Iterator[Figure]:
-    """Tokens per second, and the time for the same prompts, over those of the target."""
+    """Tokens per second and speed for the same prompts, relative to the target."""
     for record in found["records"]:
         for part in record["seconds"]:
             drafted = f", {record['num_assistant_tokens']} draft tokens" if "num_assistant_tokens" in record else ""
@@ -116,20 +116,21 @@ def _speed(study: str, found: Row) -> Iterator[Figure]:
 
 
 def over_target(turns: Sequence[Row], reference: Sequence[Row]) -> dict[str, Sequence[float]]:
-    """Return tokens per second ("speedup") and time relative to the target: value, or value, low, high.
+    """Return "tokens/s" and "speedup" relative to the target: value, or value, low, high. The speedup is the target's
+    time for the same prompts over that of the method, whose answers can have other lengths.
 
     Several turns: median and range. One turn of several batches: ratio with 95% bounds clustered by batch.
     """
     if len(turns) > 1:
         pairs = list(zip(turns, reference))
-        times = [sum(turn["seconds"]) / sum(target["seconds"]) for turn, target in pairs]
+        speedups = [sum(target["seconds"]) / sum(turn["seconds"]) for turn, target in pairs]
         lengths = [sum(turn["tokens"]) / sum(target["tokens"]) for turn, target in pairs]
-        found = {"speedup": [length / time for length, time in zip(lengths, times)], "time": times}
+        found = {"tokens/s": [length * speedup for length, speedup in zip(lengths, speedups)], "speedup": speedups}
         return {name: (median(values), min(values), max(values)) for name, values in found.items()}
     (turn,), (target,) = turns, reference
     bootstrap = _bootstrap(len(turn["seconds"]))
-    time = bootstrap.ratio(turn["seconds"], target["seconds"])
-    estimates = {"speedup": bootstrap.ratio(turn["tokens"], target["tokens"]) / time, "time": time}
+    speedup = bootstrap.ratio(target["seconds"], turn["seconds"])
+    estimates = {"tokens/s": bootstrap.ratio(turn["tokens"], target["tokens"]) * speedup, "speedup": speedup}
     if len(turn["seconds"]) == 1:
         return {name: (float(values[0]),) for name, values in estimates.items()}
     return {name: astuple(bootstrap.estimate(values)) for name, values in estimates.items()}

@@ -94,16 +94,17 @@ def published() -> dict[str, Table]:
                 *methods("", "lossless", "lenience:0.3"),
             ],
             [
-                _speed("mbpp", "t0", "time")._replace(header="code: time", form=factor),
+                _speed("mbpp", "t0", "speedup")._replace(header="code: speedup", form=factor),
                 Column("code: correct", "quality", share, f"{mbpp}-t0"),
-                _speed("gsm8k", "t0", "time")._replace(header="math: time", form=factor),
+                _speed("gsm8k", "t0", "speedup")._replace(header="math: speedup", form=factor),
                 Column("math: correct", "quality", share, f"{gsm8k}-t0"),
             ],
             "Qwen2.5-Coder 1.5B with 0.5B, greedy decoding, `num_assistant_tokens=5`. Correct: 500 prompts of MBPP "
-            "(95% intervals: ±4 points), and 300 of GSM8K (±6), 100 in bfloat16 and 200 in float32. Time: for the "
-            "same prompts, relative to the target alone; 48 prompts of MBPP and 12 of GSM8K at batch size 1, in "
-            "bfloat16 on two CPU threads, with linear layers packed by `benchmarks/cpu_layers.py`. Scores of "
-            "transformers' assisted generation, which is lossless, were not measured.",
+            "(95% intervals: ±4 points), and 300 of GSM8K (±6), 100 in bfloat16 and 200 in float32. Speedup: time "
+            "of the target alone over that of the method, for the same prompts; 48 prompts of MBPP and 12 of GSM8K "
+            "at batch size 1, in bfloat16 on two CPU threads, with linear layers packed by "
+            "`benchmarks/cpu_layers.py`. Scores of transformers' assisted generation, which is lossless, were not "
+            "measured.",
         ),
         "head-real": Table(
             "head trained on MBPP, task",
@@ -200,11 +201,10 @@ def published() -> dict[str, Table]:
 
 
 def _speed(task: str, suffix: str, metric: str, size: int = 1) -> Column:
-    """Return the column of "speedup" (tokens per second) or "time" of the Qwen2.5-Coder pair, over the target."""
+    """Return the column of "tokens/s" or "speedup" of the Qwen2.5-Coder pair, relative to the target."""
     title = PUBLISHED[task][0] + (f", batch size {size}" if size > 1 else "")
-    header = f"{title}: {'tokens/s' if metric == 'speedup' else metric}"
     study = f"qwen-coder-speed-{task if size == 1 else f'batch{size}'}-{suffix}"
-    return Column(header, f"{metric}, batch {size}", times, study, f"{task}, 5 draft tokens")
+    return Column(f"{title}: {metric}", f"{metric}, batch {size}", times, study, f"{task}, 5 draft tokens")
 
 
 def _setting(
@@ -216,9 +216,9 @@ def _setting(
         f"{figures(f'qwen-coder-speed-{task}-{suffix}')[0].n} prompts of {PUBLISHED[task][0]}" for task in timed
     )
     if suffix == "t0":
-        drop, note, shown, measured = DROP, "", "time", "Time for the same prompts"
+        drop, note, shown, measured = DROP, "", "speedup", "Speed for the same prompts"
     else:  # the lengths of sampled answers differ by chance
-        drop, note, shown, measured = BELOW_EXACT, f" {EXACT_NOTE}", "speedup", "Tokens per second"
+        drop, note, shown, measured = BELOW_EXACT, f" {EXACT_NOTE}", "tokens/s", "Tokens per second"
     summary = Table(
         title,
         methods("", "target", UPSTREAM, "lossless", *RELAXED, label),
@@ -239,12 +239,12 @@ def _setting(
         [
             _speed(task, suffix, metric, size)
             for task, size in (*((task, 1) for task in timed), ("mbpp", 8))
-            for metric in ("speedup", "time")
+            for metric in ("tokens/s", "speedup")
         ],
         "Relative to `generate` of transformers without a draft model at that batch size, 5 draft tokens per round, "
         f"bfloat16, packed linear layers, eager, two threads of a CPU. {timed_prompts}, with 95% intervals clustered "
-        "by prompt; at batch size 8 on another CPU, 8 prompts, median (range) of 3 alternating runs. The time is that "
-        "for the same prompts, whose answers differ in length. Data: "
+        "by prompt; at batch size 8 on another CPU, 8 prompts, median (range) of 3 alternating runs. The speedup "
+        "is that for the same prompts, whose answers differ in length. Data: "
         f"`results/real/qwen-coder-speed-*-{suffix}.json`.",
     )
     forwards = Table(
