@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
 
 
@@ -133,11 +134,10 @@ class RaggedCache(Cache):
         self._has_recurrent_states = any(recurrent_states)
         self._limit = limit
         self._columns = torch.empty(0, dtype=torch.long)
-        self._real, self._prompt_length = None, 0
+        self._real: torch.Tensor | None = None
+        self._prompt_length = 0
         if prompt_mask is not None:
-            self._prompt_length = prompt_mask.shape[1]
-            generated = prompt_mask.new_ones(prompt_mask.shape[0], limit - prompt_mask.shape[1])
-            self._real = torch.cat([prompt_mask, generated], dim=1)[:, None, :]
+            self._real, self._prompt_length = prompt_mask[:, None, :], prompt_mask.shape[1]
 
     def open(self, starts: torch.Tensor, first: int, last: int, length: int) -> torch.Tensor:
         """Place the next block: row i writes columns `starts[i] .. starts[i] + length - 1`.
@@ -149,8 +149,11 @@ class RaggedCache(Cache):
         Returns:
             long `[B, Q]`, the columns.
         """
-        if len(self._columns) == 0:
-            self._columns = torch.arange(self._limit, device=starts.device)
+        if last + length > len(self._columns):
+            capacity = min(self._limit, max(last + length, 2 * len(self._columns), self._prompt_length, _ALIGNMENT))
+            self._columns = torch.arange(capacity, device=starts.device)
+            if self._real is not None:
+                self._real = F.pad(self._real, (0, capacity - self._real.shape[-1]), value=True)
         columns = starts[:, None] + self._columns[:length]
         self.window.start, self.window.visible = first, last + length
         self.window.columns = None if first == last else columns

@@ -105,12 +105,6 @@ class StaticModel(RaggedModel):
         self._compiler, self.widths = compiler, {1, 2}  # the widths of draft steps
         self._owner = model_facts.weak_key(model)
         self._label = repr((id(self._owner), model_facts.num_layers(model)))
-        # Columns beyond the last position are masked, so their positions do not matter.
-        missing = capacity_for(self._positions.shape[1]) - self._positions.shape[1]
-        self._positions = torch.cat([self._positions, self._positions[:, -1:].expand(-1, missing)], dim=1)
-        self._real = torch.ones_like(self._positions, dtype=torch.bool)
-        if self._prompt_mask is not None:
-            self._real[:, : self._prompt_mask.shape[1]] = self._prompt_mask.bool()
         self.traits = Traits(
             windows=self._cache.windows,
             dtype=self._dtype,
@@ -146,7 +140,8 @@ class StaticModel(RaggedModel):
 
     def keep(self, rows: torch.Tensor) -> None:
         rows = rows.to(self.device)
-        self._positions, self._real = self._positions[rows], self._real[rows]
+        self._positions = self._positions[rows]
+        self._prompt_mask = None if self._prompt_mask is None else self._prompt_mask[rows]
         keys, values = (
             [None if layer is None else layer[rows] for layer in states]
             for states in (self.buffers.keys, self.buffers.values)
@@ -166,7 +161,10 @@ class StaticModel(RaggedModel):
 
     def _sized(self, keys: States, values: States, capacity: int) -> Buffers:
         """Return buffers of `capacity` columns with these keys and values, and rows padded to a power of two."""
-        size = size_for(len(self._positions))
+        size, positions = size_for(len(self._positions)), self.positions(capacity)[:, :capacity]
+        real = torch.ones_like(positions, dtype=torch.bool)
+        if self._prompt_mask is not None:
+            real[:, : self._prompt_mask.shape[1]] = self._prompt_mask.bool()
 
         def fit(states: torch.Tensor | None) -> torch.Tensor | None:
             return None if states is None else enlarged(pad_rows(states[:, :, :capacity], size), capacity)
@@ -175,8 +173,8 @@ class StaticModel(RaggedModel):
         return Buffers(
             keys=[fit(states) for states in keys],
             values=[fit(states) for states in values],
-            positions=pad_rows(self._positions[:, :capacity], size).clone(),
-            real=pad_rows(self._real[:, :capacity], size).clone(),
+            positions=pad_rows(positions, size).clone(),
+            real=pad_rows(real, size),
         )
 
     def __call__(self, tokens: torch.Tensor, starts: PerRow, keep: int) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -42,7 +42,7 @@ from hf_diversed.verifiers.base import Verifier, read_numbers
 
 
 logger = _compat.get_logger(__name__)
-MOST_COLUMNS = 10_000_000  # ids per row; a tokenizer without a limit has `model_max_length` 1e30
+MOST_COLUMNS = 2**31  # ids per row, in place of limits that no tensor can hold: `model_max_length` may be 1e30
 
 
 @torch.no_grad()
@@ -168,11 +168,7 @@ def plan(request: Request) -> Plan:
     criteria = _compat.sort_criteria(request.criteria)
     # A `MaxLengthCriteria` of the caller takes precedence; at least one token is generated.
     max_length = max(min(criteria.max_lengths, default=config.max_length), request.input_ids.shape[1] + 1)
-    if max_length > MOST_COLUMNS:
-        raise ValueError(
-            f"max_length must be at most {MOST_COLUMNS:,}, because memory for all ids is reserved, got "
-            f"{max_length:,}; pass a smaller max_length, or max_new_tokens."
-        )
+    max_length = min(max_length, MOST_COLUMNS)
     lengths = _plan_draft_lengths(request, source, draft is not None, max_length)
     temperatures = row_temperatures(request.temperatures, config, request.input_ids)
     checks.check_verifier(verifier, _context(request, source, draft, temperatures))

@@ -50,7 +50,7 @@ class PromptLookupDrafter(Drafter):
             eos_token_id=rows.eos_ids,
             num_output_tokens=num_tokens,
             max_matching_ngram_size=max_ngram_size,
-            max_length=rows.ids.shape[1],
+            max_length=rows.limit,
         )
 
     def keep(self, rows: torch.Tensor) -> None:

@@ -76,17 +76,24 @@ class RaggedModel:
         self._max_id = max_id
         self._prompt_mask = None if prompt_mask is None else prompt_mask.to(self.device, torch.long)
         states = model_facts.recurrent_states(model)
-        limit = rows.ids.shape[1] + self.spare_columns  # columns, rejected and padding tokens included
-        position_ids = position_ids.to(self.device)
-        generated = torch.arange(limit - position_ids.shape[1], device=self.device)
-        remaining = rows.readable - 1 - position_ids.shape[1]
-        self._positions = torch.cat([position_ids, position_ids[:, -1:] + 1 + generated.clamp_max(remaining)], dim=1)
+        limit = rows.limit + self.spare_columns  # columns, rejected and padding tokens included
+        self._positions, self._prompt_length = position_ids.to(self.device), position_ids.shape[1]
         real = None if self._prompt_mask is None else self._prompt_mask.bool()
         self._cache = RaggedCache(model_facts.num_layers(model), limit, real, model_facts.mask_windows(model), states)
         # With a rotary limit, the highest position of a forward determines how it rotates all keys.
         self._may_join = not (keep_rows or states) and model_facts.rotary_limit(model) is None
         self._logits_to_keep = model_facts.logits_to_keep(model)
         self._skip_router_logits = bool(getattr(model_facts.text_config(model), "output_router_logits", False))
+
+    def positions(self, count: int) -> torch.Tensor:
+        """Return the positions of at least the first `count` columns, long `[B, N]`."""
+        width = self._positions.shape[1]
+        if count > width:
+            columns = torch.arange(width, max(count, 2 * width), device=self.device)
+            generated = (columns - self._prompt_length).clamp_max(self._rows.readable - 1 - self._prompt_length)
+            last = self._positions[:, self._prompt_length - 1 : self._prompt_length]
+            self._positions = torch.cat([self._positions, last + 1 + generated], dim=1)
+        return self._positions
 
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
         """Fill the cache with prompt ids (long `[B, N]`, N may be 0). Without `keep_rows`, equal prompts share a row.
@@ -95,7 +102,7 @@ class RaggedModel:
         expands the 2D mask itself, except where `_needs_4d_mask`.
         """
         length = input_ids.shape[1]
-        input_ids, positions, prompt_mask = input_ids.to(self.device), self._positions, self._prompt_mask
+        input_ids, positions, prompt_mask = input_ids.to(self.device), self.positions(length), self._prompt_mask
         compared = [input_ids, positions[:, :length], *([] if prompt_mask is None else [prompt_mask])]
         if self._keep_rows or len(positions) == 1:
             firsts = group_of_row = list(range(len(positions)))
@@ -175,7 +182,8 @@ class RaggedModel:
         first, last = min(starts.host), max(starts.host)
         columns = self._cache.open(starts.device.to(self.device), first, last, tokens.shape[1])
         mask = self._cache.mask(columns, self._dtype)
-        return self.forward(tokens, mask, self._positions.gather(1, columns), keep, hidden)
+        positions = self.positions(last + tokens.shape[1]).gather(1, columns)
+        return self.forward(tokens, mask, positions, keep, hidden)
 
     def forward(self, tokens, mask, positions, keep: int, hidden: bool):
         self.num_forwards += 1

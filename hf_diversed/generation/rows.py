@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 
 RUNNING = torch.iinfo(torch.long).max  # end of a row that has not finished
+SMALLEST_WIDTH = 256  # columns of ids allocated first, unless fewer can be used
 
 
 @dataclass
@@ -37,9 +38,9 @@ class RaggedRows:
     """Left-padded prompts, followed from column S by generated tokens. Rows have different lengths.
 
     Attributes:
-        ids: long `[B, capacity]`; columns after a row's length contain draft tokens or stale values.
+        ids: long `[B, N]`, enlarged with the text; columns after a row's length contain draft tokens or stale values.
         origins: index of each row in the original batch; finished rows may have been dropped (`keep`).
-        prompt_length: S. max_length: maximum length of a row.
+        prompt_length: S. max_length: maximum length of a row. limit: maximum of N.
         lengths: number of columns in use per row. ends: final length of each finished row; for running rows, None on
             the host and the maximum of int64 on the device.
         eos_ids: long `[E]`, on the host; None without EOS.
@@ -68,7 +69,9 @@ class RaggedRows:
         self.max_length, self.pad_id, self.temperatures = max_length, pad_id, temperatures
         self.greedy = None if temperatures is None else temperatures == 0.0
         self.filler_id = max(pad_id, 0)
-        self.ids = torch.full((batch_size, max_length + spare), self.filler_id, dtype=torch.long, device=device)
+        self.limit, self._spare = max_length + spare, spare
+        width = min(max(self.prompt_length + spare + 1, SMALLEST_WIDTH), self.limit)
+        self.ids = torch.full((batch_size, width), self.filler_id, dtype=torch.long, device=device)
         self.ids[:, : self.prompt_length] = input_ids
         lengths = torch.full((batch_size,), self.prompt_length, dtype=torch.long, device=device)
         self.lengths = PerRow([self.prompt_length] * batch_size, lengths)
@@ -77,7 +80,7 @@ class RaggedRows:
         self.row_index = torch.arange(batch_size, device=device)
         self.origins = list(range(batch_size))
         self._all_ids, self._all_ends = self.ids, self.ends
-        self._columns = torch.arange(self.ids.shape[1], device=device)
+        self._columns = torch.arange(width, device=device)
         self._eos_id = max(eos_ids[0], 0) if eos_ids else self.filler_id
         self.eos_ids = torch.tensor(eos_ids, device="cpu") if eos_ids else None
         self.eos_ids_device = torch.tensor(eos_ids, device=device) if eos_ids else None
@@ -134,6 +137,18 @@ class RaggedRows:
         for row in self.running:
             if ended.host[row] or self.lengths.host[row] >= self.max_length:
                 self.ends[row] = self.lengths.host[row]
+        self._make_room(min(max(host) + self._spare + 1, self.limit))
+
+    def _make_room(self, columns: int) -> None:
+        """Enlarge the ids to at least `columns` columns."""
+        width, is_whole = self.ids.shape[1], self.ids is self._all_ids
+        if columns <= width:
+            return
+        width = min(max(columns, 2 * width), self.limit)
+        self.ids = _widened(self.ids, width, self.filler_id)
+        self._columns = torch.arange(width, device=self.ids.device)
+        if is_whole:
+            self._all_ids = self.ids
 
     def send_ends(self) -> None:
         """Copy the ends from the host to the device."""
@@ -162,6 +177,7 @@ class RaggedRows:
     def _write_back(self) -> None:
         """Copy the remaining rows back into the buffers of the original batch."""
         if self.ids is not self._all_ids:
+            self._all_ids = _widened(self._all_ids, self.ids.shape[1], self.filler_id)
             self._all_ids[torch.tensor(self.origins, device=self.ids.device)] = self.ids
             for origin, end in zip(self.origins, self.ends):
                 self._all_ends[origin] = end
@@ -199,6 +215,10 @@ class RaggedRows:
         width, ends_device = max(ends), torch.tensor(ends, device=self.ids.device)
         filled = torch.where(self._columns[:width] < ends_device[:, None], self._all_ids[:, :width], self.pad_id)
         return filled, ends
+
+
+def _widened(ids: torch.Tensor, width: int, filler_id: int) -> torch.Tensor:
+    return F.pad(ids, (0, width - ids.shape[1]), value=filler_id)
 
 
 def is_one_of(tokens: torch.Tensor, ids: torch.Tensor | None) -> torch.Tensor:

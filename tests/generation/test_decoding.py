@@ -1,6 +1,7 @@
 """The loop against plain `generate`, upstream's assisted decoding, and the exact distributions."""
 
 import copy
+import gc
 import itertools
 from collections import Counter, defaultdict
 from functools import cache
@@ -10,9 +11,11 @@ import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 
 from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier
-from hf_diversed.generation import decoding
+from hf_diversed import cache as ragged_cache
+from hf_diversed.generation import decoding, rows
 from hf_diversed.generation.drafting import draft_scores
 from hf_diversed.verifiers import EXAMPLES, build_verifier
+from tests.engines.modes import STATIC
 from tests.tiny import EOS, Listener, ragged_batch, tiny_head, tiny_model
 
 
@@ -41,6 +44,46 @@ def upstream_assisted(pair, inputs, gamma=GAMMA, eos=EOS, threshold=0.0, **kwarg
 
 
 SAMPLED = [{"do_sample": True, "top_k": 0}, {"do_sample": True, "top_k": 8}]
+
+
+@pytest.mark.parametrize("mode", [{}, STATIC])
+def test_memory_that_grows_with_the_text(pair, monkeypatch, rows_left, mode):
+    """Catches ids, positions and masks that are lost where they are enlarged, also after rows have left."""
+    monkeypatch.setattr(rows, "SMALLEST_WIDTH", 1)
+    monkeypatch.setattr(ragged_cache, "_ALIGNMENT", 1)
+    inputs, call = ragged_batch(8), {"max_new_tokens": 50, "do_sample": False}
+    text = pair[0].generate(**inputs, **call)[:, inputs["input_ids"].shape[1] :]
+    call["eos_token_id"] = text[[0, 2, 5], [3, 12, 30]].tolist()
+    ours = relaxed(pair, LosslessVerifier(), inputs, **call, **mode)
+    assert torch.equal(ours.sequences, pair[0].generate(**inputs, **call))
+    assert rows_left or mode  # without compiled rounds of fewer rows, all rows stay
+
+
+class Weighing(LogitsProcessor):
+    """Forces EOS after three tokens, and then records the size of all tensors."""
+
+    size = 0
+
+    def __call__(self, input_ids, scores):
+        if input_ids.shape[1] < 12:
+            return scores
+        if not self.size:
+            tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor]
+            self.size = sum({each.data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
+        return scores.index_fill(1, torch.tensor([EOS]), 1e4)
+
+
+def test_memory_does_not_grow_with_the_limit(pair):
+    """Catches ids, positions or masks for the longest text of a call, which most texts do not reach."""
+    found = []
+    for limit in ({"max_new_tokens": 1000}, {"max_new_tokens": 1_000_000}, {"max_length": 10**30}):
+        call = {**ragged_batch(), "do_sample": False, **limit, "logits_processor": LogitsProcessorList([Weighing()])}
+        gc.collect()
+        ours = pair[0].generate(**call, assistant_model=pair[1], verifier="lossless")
+        assert ours.shape[1] == 13
+        found.append(call["logits_processor"][0].size)
+    assert min(found) > 0
+    assert max(found) - min(found) < 10_000
 
 
 @pytest.mark.parametrize(
