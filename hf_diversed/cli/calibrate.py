@@ -1,90 +1,137 @@
-"""`hf-diversed calibrate`: the most permissive strictness of a head for a tolerated quality drop."""
+"""`hf-diversed calibrate`."""
 
-import json
+import json as json_format
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich import box
 from rich.table import Table
-from rich.text import Text
 
-from hf_diversed.cli import preparing
-from hf_diversed.cli.models import check_draft_model
-from hf_diversed.cli.options import CalibrateOptions
-from hf_diversed.cli.terminal import console, notes
-from hf_diversed.evaluation.calibration import Tested, check_shares
-from hf_diversed.evaluation.calibration import calibrate as run
-from hf_diversed.files import write_json
-from hf_diversed.formatting import percent
-from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
-from hf_diversed.head import DiversedHead
-from hf_diversed.head.configuration_diversed import MAX_NUM_ASSISTANT_TOKENS
-from hf_diversed.head.pulling import CONFIG
-from hf_diversed.verifiers.base import check_range
+from hf_diversed.cli import options
+from hf_diversed.cli.options import console, notes
 
 
-def calibrate(options: CalibrateOptions) -> None:
-    """Find the lowest strictness within a tolerated quality drop. It becomes the head's default, in its configuration.
-    An interrupted run continues where it stopped."""
-    preparing.check_folder("HEAD", options.head)
-    check_shares(options.max_quality_drop, options.confidence)
-    preparing.check_one_process("calibrate")
-    check_draft_model(options.draft)
-    task = preparing.load_task(options)
-    head = DiversedHead.from_pretrained(options.head).eval()
-    gamma = options.num_assistant_tokens or head.config.num_assistant_tokens or DEFAULT_NUM_ASSISTANT_TOKENS
-    check_range("num_assistant_tokens", gamma, 1, MAX_NUM_ASSISTANT_TOKENS)
-    settings = preparing.settings_of(
-        options,
-        samples_per_prompt=options.samples_per_prompt or (1 if options.temperature == 0 else 2),
+if TYPE_CHECKING:
+    from hf_diversed.evaluation.calibration import Tested
+
+
+def calibrate(
+    head: Annotated[
+        Path, typer.Argument(exists=True, file_okay=False, help="Folder of the head, whose configuration is changed.")
+    ],
+    max_quality_drop: Annotated[
+        float, typer.Option(help="Tolerated drop below the target alone, in units of the metric.")
+    ] = 0.01,
+    confidence: Annotated[float, typer.Option(help="Confidence that the drop is at most --max-quality-drop.")] = 0.95,
+    task: Annotated[str | None, typer.Option(help="Name of the task; by default the head's.")] = None,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    data_file: options.DataFile = None,
+    split: options.Split = "test",
+    num_examples: options.NumExamples = 1000,
+    samples_per_prompt: Annotated[
+        int | None, typer.Option(min=1, help="Completions of each prompt; by default 2, or 1 at temperature 0.")
+    ] = None,
+    shots: options.Shots = 0,
+    shots_file: options.ShotsFile = None,
+    chat: options.Chat = False,
+    thinking: options.Thinking = False,
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    num_assistant_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Draft tokens per round; by default the head's own number, or 5.")
+    ] = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    batch_size: options.BatchSize = 16,
+    seed: options.Seed = 0,
+    allow_code_execution: options.AllowCode = False,
+    allow_unsafe_code_execution: options.AllowUnsafeCode = False,
+    output: options.Output = None,
+    overwrite: options.Overwrite = False,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Find the most permissive strictness of a head for a tolerated quality drop.
+
+    It becomes the head's default, in its configuration. The exit code is 1 if no strictness was found. Finished calls
+    are kept in --output, by default below HEAD/calibration, so that an interrupted run can continue.
+    """
+    from dataclasses import asdict
+
+    from hf_diversed.cli.loading import load_task, quiet_transformers, read_records, read_shots
+    from hf_diversed.evaluation import EvaluationSettings
+    from hf_diversed.evaluation.calibration import calibrate as run
+    from hf_diversed.evaluation.calibration import check_shares
+    from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
+    from hf_diversed.head import DiversedHead
+    from hf_diversed.tasks import PromptedTask
+    from hf_diversed.zoo import load_pair
+
+    quiet_transformers()
+    check_shares(max_quality_drop, confidence)
+    loaded = DiversedHead.from_pretrained(head).eval()
+    task = task or loaded.config.task
+    if task is None:
+        raise ValueError(f"the head in {head} has no task in its configuration; pass --task.")
+    scored = load_task(task, allow_code_execution, allow_unsafe_code_execution)
+    gamma = num_assistant_tokens or loaded.config.num_assistant_tokens or DEFAULT_NUM_ASSISTANT_TOKENS
+    settings = EvaluationSettings(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
         num_assistant_tokens=gamma,
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+        num_examples=num_examples,
+        samples_per_prompt=samples_per_prompt or (1 if temperature == 0 else 2),
+        seed=seed,
+        add_special_tokens=not chat,
+        split=split if data_file is None else Path(data_file).name,
     )
-    name = f"{options.task}_temperature-{options.temperature:g}_gamma-{gamma}"
-    folder = options.head / "calibration" / name if options.output is None else options.output
-    preparing.check_output("HEAD", options.head / CONFIG)
-    preparing.check_output("--output", folder, folder=True)
-    if folder.resolve() == options.head.resolve():
-        raise ValueError(
-            f"--output must differ from HEAD, whose evaluation.json it would replace, got {folder}; leave it out to "
-            "use HEAD/calibration."
-        )
-    pair, prompted, examples, _ = preparing.load_prompts(options, task, None)
-    head.to(pair.target.device)
-    with preparing.resumable(folder, options.overwrite):
-        tested = run(
-            pair,
-            prompted,
-            examples,
-            head,
-            settings,
-            folder,
-            max_quality_drop=options.max_quality_drop,
-            confidence=options.confidence,
-            overwrite=options.overwrite,
-        )
-    console.print(_table(tested, task.metric, options.max_quality_drop))
-    if tested[0].p_value > 1.0 - options.confidence:
-        sentence = (
-            f"No strictness was found for a drop of {options.max_quality_drop:g}, so the head is unchanged. More "
-            "prompts detect smaller drops."
-        )
-        notes.print(Text(sentence), soft_wrap=True)
-        return
-    # The weights do not change: write the configuration only.
-    config = json.loads((options.head / CONFIG).read_text(encoding="utf-8"))
-    found = {name: getattr(head.config, name) for name in ("strictness", "calibration")}
-    write_json(options.head / CONFIG, config | found)
-    sentence = (
-        f"The head's default strictness is now {head.config.strictness:g}: a drop of at most "
-        f"{options.max_quality_drop:g} at {100 * options.confidence:g}% confidence."
+    examples = read_records(scored, split, num_examples, seed, data_file)
+    pool = read_shots(scored, shots, shots_file, seed)
+    pair = load_pair(target, draft, device, dtype)
+    prompted = PromptedTask(scored, pair.tokenizer, pool=pool, shots=shots, chat=chat, thinking=thinking)
+    tested = run(
+        pair,
+        prompted,
+        examples,
+        loaded.to(pair.target.device),
+        settings,
+        output or head / "calibration" / f"{task}_temperature-{temperature:g}_gamma-{gamma}",
+        max_quality_drop=max_quality_drop,
+        confidence=confidence,
+        overwrite=overwrite,
     )
-    console.print(Text(sentence), soft_wrap=True)
+    found = tested[0].p_value <= 1.0 - confidence
+    if found:
+        loaded.config.save_pretrained(head)  # the weights do not change
+    strictness = loaded.config.strictness if found else None
+    if json:
+        print(json_format.dumps({"strictness": strictness, "tested": [asdict(each) for each in tested]}, indent=1))
+    else:
+        console.print(_table(tested, scored.metric, max_quality_drop))
+    if not found:
+        notes.print(f"No strictness was found for a drop of {max_quality_drop:g}, so the head is unchanged.")
+        notes.print("More prompts detect smaller drops.")
+        raise typer.Exit(1)
+    notes.print(
+        f"The head's default strictness is now {strictness:g}: a drop of at most {max_quality_drop:g} at "
+        f"{confidence:.4g} confidence.",
+        highlight=False,
+    )
 
 
-def _table(tested: list[Tested], metric: str, max_quality_drop: float) -> Table:
+def _table(tested: "list[Tested]", metric: str, max_quality_drop: float) -> Table:
     """Return a table with one line per tested strictness."""
     table = Table(header_style="bold", box=box.SIMPLE)
     for header in ("strictness", "accepted", f"drop in\n{metric}", f"p-value of\na drop > {max_quality_drop:g}"):
         table.add_column(header, justify="right")
-    for result in tested:
-        shares = percent(result.acceptance_rate), percent(result.drop)
-        table.add_row(f"{result.strictness:g}", *shares, f"{result.p_value:.4f}")
+    for each in tested:
+        accepted = "-" if each.acceptance_rate is None else f"{each.acceptance_rate:.1%}"
+        table.add_row(f"{each.strictness:g}", accepted, f"{each.drop:.1%}", f"{each.p_value:.4f}")
     return table

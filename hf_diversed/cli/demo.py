@@ -1,169 +1,237 @@
-"""`hf-diversed demo`: compare decoding methods on word problems with the embedded pair, or on texts that a chat model
-repeats."""
+"""`hf-diversed demo`."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import json as json_format
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
+import typer
+from rich import box
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 from rich.text import Text
-from transformers import CompileConfig
 
-from hf_diversed.cli.comparison import Case, compare, compiled_cases, demo_cases
-from hf_diversed.cli.models import LOOKUP, load_pair
-from hf_diversed.cli.options import ENGINES, DemoOptions
-from hf_diversed.cli.rendering import comparison_table, compiled_line, pieces_text, source_legend
-from hf_diversed.cli.terminal import console, notes, show_own_warnings_only
-from hf_diversed.evaluation.markdown import setting
-from hf_diversed.formatting import PLAIN
-from hf_diversed.harness.compiled import default_compile_config
-from hf_diversed.harness.decode import Decoder
-from hf_diversed.harness.methods import Method
-from hf_diversed.harness.pair import Pair
-from hf_diversed.harness.prompts import Prompt, encode
-from hf_diversed.harness.sampling import Sampling
-from hf_diversed.head import DiversedHead
-from hf_diversed.tasks import get_task, load_records
-from hf_diversed.token_view import TokenReader
-from hf_diversed.verifiers import build_verifier
+from hf_diversed.cli.options import Debug, Device, Dtype, Json, Seed, Temperature, console, notes
 
 
-SHOWN = "lenience:0.3"
-REPEAT = "Repeat the following text word for word:\n\n"
-TEXTS = (
-    "The meeting was moved from Monday to Wednesday, because the room is being painted. Please bring the report with "
-    "you, and tell Anna that she can join by phone.",
-    "Our shop opens at nine in the morning and closes at six in the evening. On Sundays it is closed, and on the last "
-    "Saturday of every month it opens one hour later.",
-    "Take two cups of flour, one cup of sugar and three eggs. Mix the flour with the sugar, add the eggs one by one, "
-    "and stir the dough until it is smooth. Then bake it for forty minutes.",
-    "def total(prices, tax):\n    result = 0\n    for price in prices:\n        result += price * (1 + tax)\n"
-    "    return result",
-    "The river rises in the hills, runs through two lakes and reaches the sea after ninety kilometres. In spring, "
-    "when the snow melts, it often floods the meadows along its banks.",
-    "Dear customer, thank you for your order. We sent it today, and it should be with you within three working days. "
-    "If anything is missing, write to us and we will send it at once.",
-    "A train leaves at 8:15 and arrives at 10:40. The next one leaves at 9:05 and arrives at 11:20, but it does not "
-    "run at weekends. Tickets are cheaper after ten in the morning.",
-    "The old library was built of red brick in a year of drought. Its roof was repaired twice, and its windows were "
-    "replaced after the storm. Today it holds a school of music.",
-)
+if TYPE_CHECKING:
+    from hf_diversed.harness.decode import Decoder
+    from hf_diversed.harness.methods import Method
+    from hf_diversed.outputs import SpeculativeStats
+    from hf_diversed.timing import Spread
 
 
-def demo(options: DemoOptions) -> None:
-    """Compare decoding methods and print a table per engine."""
-    if options.engine not in ENGINES:
-        raise ValueError(f"--engine must be one of {', '.join(ENGINES)}, got {options.engine!r}.")
-    show_own_warnings_only()
-    sampling = Sampling(
-        options.temperature,
-        num_assistant_tokens=options.num_assistant_tokens,
-        max_new_tokens=options.max_new_tokens,
-        batch_size=1,
-    )
-    where = options.device, options.dtype
-    if options.model is None and options.draft != LOOKUP:
-        raise ValueError(f"--draft {options.draft} has no effect without --model; pass the target model as --model.")
-    if options.model is None:
-        selected = embedded_demo(options.num_examples, sampling, options.seed, *where)
-    else:
-        selected = model_demo(options.model, options.draft, options.num_examples, sampling, *where)
-    config = default_compile_config(torch.device(selected.pair.target.device), options.backend)
-    selected.run(options.engine, config, options.seed, options.repeats)
-
-
-@dataclass(frozen=True)
-class Demo:
-    """The methods that one demo compares.
+@dataclass
+class Row:
+    """One method at one batch size.
 
     Attributes:
-        title: printed above the results.
-        cases: rows of the eager table, the target alone first.
-        compiled: the verifier that is also compiled and whose tokens are shown, and the head of "diversed".
-        score: counts the right answers among texts; None if the demo has no score.
+        reference: index of the row whose speed this one is compared with; None for a reference.
+        texts, num_tokens, stats: of the first repeat; each repeat draws the same tokens. `stats` is None if the method
+            reports none.
+        seconds: one value per repeat, over all prompts.
     """
 
-    title: str
-    pair: Pair
-    prompts: Sequence[Prompt]
-    sampling: Sampling
-    cases: list[Case]
-    compiled: tuple[str, DiversedHead | None]
-    score: Callable[[list[str]], float] | None = None
+    method: "Method"
+    decoder: "Decoder"
+    reference: int | None = None
+    texts: list[str] = field(default_factory=list)
+    num_tokens: int = 0
+    stats: "SpeculativeStats | None" = None
+    seconds: list[float] = field(default_factory=list)
 
-    def run(self, engine: str, compile_config: CompileConfig, seed: int, repeats: int) -> None:
-        """Print a table per engine, and the first prompt's completion with its tokens coloured by origin."""
-        console.print(f"[bold]{self.title}[/]\n", highlight=False)
-        if engine != "compiled":
-            self._compare(self.cases, seed, repeats)
-        compiled = compiled_cases(*self.compiled, self.sampling, compile_config)
-        if engine != "eager":
-            notes.print("Compilation takes a few minutes, once per machine; --engine eager skips it.")
-            with _optional(engine == "both"):
-                console.print(compiled_line(self._compare(compiled, seed, repeats)), highlight=False)
-        (method, sampling), prompt = compiled[1], self.prompts[0]
-        ids = encode(self.pair.tokenizer, [prompt])
-        decoded = Decoder(self.pair, sampling)(method, ids, seed, output_token_records=True)
-        if isinstance(prompt, str):
-            console.print(Text(f"\n{prompt}", style="bold"), end="")
-        assert decoded.records is not None
-        console.print(pieces_text(TokenReader(self.pair.tokenizer).read(decoded.records)))
-        console.print("\n", source_legend())
+    @property
+    def batch_size(self) -> int:
+        return self.decoder.sampling.batch_size
 
-    def _compare(self, cases: list[Case], seed: int, repeats: int):
-        rows = compare(self.pair, cases, self.prompts, seed, repeats, notes)
-        right = None if self.score is None else [self.score(row.texts) for row in rows]
-        console.print(comparison_table(rows, right, len(self.prompts)), "")
-        return rows
+    @property
+    def tokens_per_second(self) -> list[float]:
+        return [self.num_tokens / seconds for seconds in self.seconds]
 
 
-@contextmanager
-def _optional(skip: bool) -> Iterator[None]:
-    """If `skip`, report a failed compilation instead of raising, because some machines have no compiler."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not skip:
-            raise
-        notes.print(Text(f"Compilation failed on this machine: {str(error).splitlines()[0]}", style="yellow"))
+def demo(
+    num_examples: Annotated[int, typer.Option(min=1, help="Held-out word problems to answer.")] = 8,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed repeats of every prompt and method.")] = 3,
+    seed: Seed = 0,
+    num_assistant_tokens: Annotated[int, typer.Option(min=1, help="Draft tokens per round.")] = 5,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 128,
+    temperature: Temperature = 1.0,
+    compile: Annotated[
+        bool, typer.Option(help="Also time compiled decoding. Compilation takes minutes, once per machine.")
+    ] = True,
+    device: Device = None,
+    dtype: Dtype = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare decoding methods on word problems with the embedded pair, offline.
 
+    Methods alternate prompt by prompt. Speeds are medians of the repeats. Each is compared with the target alone at
+    the same batch size, compiled methods with the compiled target.
+    """
+    from hf_diversed.cli.loading import quiet_transformers
+    from hf_diversed.harness.prompts import encode
+    from hf_diversed.harness.sampling import Sampling
+    from hf_diversed.tasks import get_task, load_records
+    from hf_diversed.token_view import TokenReader
+    from hf_diversed.zoo import load_pair
 
-def embedded_demo(num_examples: int, sampling: Sampling, seed: int, device: str | None, dtype: str | None) -> Demo:
-    """Return the demo of word problems with the embedded pair."""
-    pair = load_pair(None, None, device, dtype=dtype)
+    quiet_transformers()
     task = get_task("math")
     records = load_records(task, "test", num_examples, seed)
-    head = pair.heads["math"]
-    return Demo(
-        f"{num_examples} held-out word problems, {setting(vars(sampling))}",
-        pair,
-        [task.prompt(record) for record in records],
-        sampling,
-        demo_cases(head, sampling),
-        ("diversed", head),
-        lambda texts: sum(task.score_batch(texts, records)),
+    pair = load_pair(device=device, dtype=dtype)
+    sampling = Sampling(
+        temperature, num_assistant_tokens=num_assistant_tokens, max_new_tokens=max_new_tokens, batch_size=1
     )
+    prompts = [task.prompt(record) for record in records]
+    encoded = encode(pair.tokenizer, prompts)
+    rows = _rows(pair, sampling, compile)
+    rows = _warm_up(rows, max(encoded, key=len), seed)
+    _measure(rows, encoded, seed, repeats)
+    right = [sum(task.score_batch(row.texts, records)) for row in rows]
+    if json:
+        print(json_format.dumps([_record(rows, index, right[index]) for index in range(len(rows))], indent=1))
+        return
+    console.print(
+        f"{num_examples} held-out word problems, temperature {temperature:g}, {num_assistant_tokens} draft tokens per "
+        "round\n",
+        highlight=False,
+    )
+    console.print(_table(rows, right, num_examples))
+    shown = next(row for row in rows if row.method.label == "diversed")
+    decoded = shown.decoder(shown.method, encoded[:1], seed, output_token_records=True)
+    assert decoded.records is not None
+    console.print(Text(f"\n{prompts[0]}", style="bold"), end="")
+    console.print(_coloured(TokenReader(pair.tokenizer).read(decoded.records)))
 
 
-def model_demo(
-    name: str, draft: str, num_examples: int, sampling: Sampling, device: str | None, dtype: str | None
-) -> Demo:
-    """Return the demo of a chat model that repeats texts, most of which prompt lookup can copy.
+def _rows(pair: Any, sampling: Any, compiled: bool) -> list[Row]:
+    """Return the methods to compare, each behind its reference."""
+    from dataclasses import replace
 
-    Raises:
-        ValueError: if `num_examples` is too large, or the tokenizer has no chat template.
+    from hf_diversed.harness.compiled import default_compile_config
+    from hf_diversed.harness.decode import Decoder
+    from hf_diversed.harness.methods import Method
+    from hf_diversed.verifiers import DiversedVerifier, build_verifier
+
+    single, batched = Decoder(pair, sampling), Decoder(pair, replace(sampling, batch_size=8))
+    target, diversed = Method("target"), Method("diversed", DiversedVerifier(pair.heads["math"]))
+    names = ("lossless", "static:0.7", "static:0.3", "lenience:0.05")
+    rows = [Row(target, single), Row(Method("upstream:0.7", upstream=True, ensemble_weight=0.7), single, 0)]
+    rows += [Row(Method(name, build_verifier(name)), single, 0) for name in names]
+    rows += [Row(diversed, single, 0), Row(target, batched)]
+    rows.append(Row(diversed, batched, len(rows) - 1))
+    if compiled:
+        config = default_compile_config(pair.target.device)
+        first = len(rows)
+        for method in (target, diversed):
+            method = replace(method, label=f"compiled:{method.label}", compile_config=config)
+            rows.append(Row(method, single, first if method.verifier else None))
+    return rows
+
+
+def _warm_up(rows: list[Row], prompt: list[int], seed: int) -> list[Row]:
+    """Decode the longest prompt once with each method, which compiles. Return the rows without those that fail."""
+    compiled = [row for row in rows if row.method.compile_config is not None]
+    for row in rows[: len(rows) - len(compiled)]:
+        row.decoder(row.method, [prompt], seed, max_new_tokens=8)
+    if compiled:
+        notes.print("Compiling two methods; this takes about a minute each, once per machine. --no-compile skips it.")
+    with _progress() as progress:
+        task = progress.add_task("compiling", total=len(compiled))
+        try:
+            for row in compiled:
+                row.decoder(row.method, [prompt], seed)
+                progress.advance(task)
+        except RuntimeError as error:  # some machines have no compiler
+            reason = str(error).partition("\n")[0]
+            notes.print(f"Compilation failed on this machine: {reason}", style="yellow", markup=False)
+            return rows[: len(rows) - len(compiled)]
+    return rows
+
+
+def _measure(rows: list[Row], encoded: Sequence[list[int]], seed: int, repeats: int) -> None:
+    """Decode all prompts with all methods, alternately: a change in machine load affects all of them.
+
+    A call's seed depends only on the index of its prompt, so every repeat draws the same tokens.
     """
-    if num_examples > len(TEXTS):
-        raise ValueError(f"--num-examples must be at most {len(TEXTS)} with --model, got {num_examples}.")
-    pair = load_pair(name, draft, device, chat=True, dtype=dtype)
-    methods = [Method(PLAIN), Method("upstream", upstream=True)]
-    methods += [Method(spec, build_verifier(spec)) for spec in ("lossless", SHOWN, "static:0.5")]
-    source = "looked up in the prompt" if draft == LOOKUP else f"from {draft}"
-    return Demo(
-        f"{name} repeats {num_examples} texts, {setting(vars(sampling))}, {source}",
-        pair,
-        [[{"role": "user", "content": REPEAT + text}] for text in TEXTS[:num_examples]],
-        sampling,
-        [(method, sampling) for method in methods],
-        (SHOWN, None),
-    )
+    from hf_diversed.outputs import SpeculativeStats
+
+    with _progress() as progress:
+        task = progress.add_task("decoding", total=repeats * len(encoded) * len(rows))
+        for repeat in range(repeats):
+            for row in rows:
+                row.seconds.append(0.0)
+            for start in range(len(encoded)):
+                for row in rows:
+                    progress.advance(task)
+                    if start % row.batch_size:
+                        continue
+                    decoded = row.decoder(row.method, encoded[start : start + row.batch_size], seed + start)
+                    row.seconds[-1] += decoded.seconds
+                    if repeat == 0:
+                        row.num_tokens += sum(map(len, decoded.tokens))
+                        row.texts += [row.decoder.text(ids) for ids in decoded.tokens]
+                        if decoded.stats is not None:
+                            row.stats = row.stats or SpeculativeStats()
+                            row.stats.add(decoded.stats)
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=notes, transient=True)
+
+
+def _speedup(rows: list[Row], row: Row) -> "Spread | None":
+    from hf_diversed.timing import paired_ratio
+
+    if row.reference is None:
+        return None
+    return paired_ratio(row.tokens_per_second, rows[row.reference].tokens_per_second)
+
+
+def _record(rows: list[Row], index: int, right: float) -> dict[str, Any]:
+    """Return a row as JSON."""
+    row = rows[index]
+    speedup = _speedup(rows, row)
+    return {
+        "method": row.method.label,
+        "batch_size": row.batch_size,
+        "acceptance_rate": None if row.stats is None else row.stats.acceptance_rate,
+        "block_efficiency": None if row.stats is None else row.stats.block_efficiency,
+        "tokens_per_second": row.tokens_per_second,
+        "speedup": None if speedup is None else speedup.median,
+        "right": right,
+    }
+
+
+def _table(rows: list[Row], right: list[float], num_prompts: int) -> Table:
+    """Return a table of at most 80 columns, one line per method: medians over the repeats, and their ranges."""
+    table = Table(header_style="bold", box=box.SIMPLE, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("method", no_wrap=True)
+    for header in ("batch", "accepted", "tokens per\nround", "tokens/s", "against target", "right"):
+        table.add_column(header, justify="right")
+    for row, score in zip(rows, right):
+        stats, speedup = row.stats, _speedup(rows, row)
+        table.add_row(
+            row.method.label,
+            str(row.batch_size),
+            "-" if stats is None else f"{stats.acceptance_rate:.1%}",
+            "-" if stats is None else f"{stats.block_efficiency:.2f}",
+            f"{median(row.tokens_per_second):.3g}",
+            "-" if speedup is None else f"{speedup.median:.2f}x ({speedup.low:.2f}-{speedup.high:.2f})",
+            f"{score:g}/{num_prompts}",
+        )
+    return table
+
+
+def _coloured(pieces: list[Any]) -> Text:
+    """Return tokens coloured by origin, with the legend below."""
+    from hf_diversed.token_view import ORIGINS, TARGET
+
+    text = Text.assemble(*((piece.text, ORIGINS[piece.origin].style) for piece in pieces), "\n\n")
+    for name, origin in ORIGINS.items():
+        if name != TARGET:
+            text.append(f" {origin.meaning} ", style=origin.style).append("  ")
+    return text

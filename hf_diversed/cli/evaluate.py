@@ -1,71 +1,101 @@
-"""`hf-diversed evaluate`: quality, acceptance and cost of methods on one task."""
+"""`hf-diversed evaluate`."""
 
-import itertools
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import json as json_format
 from pathlib import Path
+from typing import Annotated
 
-from hf_diversed.cli import preparing
-from hf_diversed.cli.options import EvaluateOptions
-from hf_diversed.cli.rendering import results_by_setting
-from hf_diversed.cli.terminal import console, notes
-from hf_diversed.evaluation import EvaluationSettings, markdown_table, sweep
-from hf_diversed.formatting import PLAIN
-from hf_diversed.harness.methods import build_methods
-from hf_diversed.method_names import MethodName
+import typer
+
+from hf_diversed.cli import options
+from hf_diversed.cli.options import console, notes
 
 
-def evaluate(options: EvaluateOptions) -> None:
-    """Measure the methods on the same prompts at each temperature and number of draft tokens, and print tables."""
-    methods = [name.strip() for name in options.methods.split(",")]
-    task = preparing.load_task(options)
-    temperatures = preparing.numbers("--temperature", options.temperature, float)
-    gammas = preparing.numbers("--num-assistant-tokens", options.num_assistant_tokens, int)
-    variants = [
-        preparing.process_share(options, temperature=temperature, num_assistant_tokens=gamma)
-        for temperature, gamma in itertools.product(temperatures, gammas)
-    ]
-    preparing.check_methods("--methods", methods, options.target, options.head, options.task, temperatures)
-    preparing.check_output("--output", options.output)
-    preparing.check_output("--markdown", options.markdown)
-    preparing.check_output("--plot", options.plot)
-    if options.plot is not None:
-        from hf_diversed.evaluation import plots  # needs matplotlib
+def evaluate(
+    task: Annotated[str, typer.Option(help="Name of the task: math, summary, code, gsm8k, mbpp ...")],
+    methods: Annotated[
+        str, typer.Option(help="Separated by commas: target, lossless, lenience:0.3, diversed@0.7 ...")
+    ],
+    target: options.Target = None,
+    draft: options.Draft = None,
+    head: Annotated[
+        str | None, typer.Option(help="Hub id or folder of the head of diversed; by default the embedded pair's.")
+    ] = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    data_file: options.DataFile = None,
+    split: options.Split = "test",
+    num_examples: options.NumExamples = 500,
+    samples_per_prompt: Annotated[int, typer.Option(min=1, help="Completions of each prompt.")] = 1,
+    shots: options.Shots = 0,
+    shots_file: options.ShotsFile = None,
+    chat: options.Chat = False,
+    thinking: options.Thinking = False,
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    num_assistant_tokens: Annotated[int, typer.Option(min=1, help="Draft tokens per round.")] = 5,
+    max_new_tokens: options.MaxNewTokens = None,
+    batch_size: options.BatchSize = 16,
+    seed: options.Seed = 0,
+    allow_code_execution: options.AllowCode = False,
+    allow_unsafe_code_execution: options.AllowUnsafeCode = False,
+    records: Annotated[bool, typer.Option("--records", help="Also measure TV and bias of tokens (slower).")] = False,
+    output: options.Output = None,
+    overwrite: options.Overwrite = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="PNG, SVG or PDF file for a plot of quality against acceptance.")
+    ] = None,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Measure quality, acceptance and speed of methods on a task.
 
-        with preparing.naming("--plot", str(options.plot)):
-            plots.check_format(options.plot)
-        if all(MethodName.parse(method).name == PLAIN for method in methods):
-            raise ValueError("--plot needs a method that verifies draft tokens, as in --methods target,lossless.")
-    pair, prompted, examples, head = preparing.load_prompts(options, task, options.head)
-    built = build_methods(methods, head, pair.target.device)
-    with _folder(options) as folder:
-        parts = [(built, variant, part) for part, variant in _folders(folder, variants).items()]
-        rows = sweep(pair, prompted, examples, parts, output=options.output, overwrite=options.overwrite)
-    if not rows:
-        return  # other processes are unfinished; the last one reports
-    console.print(results_by_setting(rows))
-    if options.markdown is not None:
-        options.markdown.parent.mkdir(parents=True, exist_ok=True)
-        options.markdown.write_text(markdown_table(rows), encoding="utf-8")
-    if options.plot is not None:
-        for file in plots.save_quality(rows, options.plot):
+    All methods answer the same prompts under the same seeds.
+    """
+    from hf_diversed.cli.loading import load_task, quiet_transformers, read_records, read_shots
+    from hf_diversed.evaluation import EvaluationSettings
+    from hf_diversed.evaluation import evaluate as run
+    from hf_diversed.evaluation.markdown import setting
+    from hf_diversed.evaluation.table import results_table
+    from hf_diversed.harness.methods import build_methods
+    from hf_diversed.tasks import PromptedTask
+    from hf_diversed.zoo import embedded_head, load_pair
+
+    quiet_transformers()
+    if plot is not None:
+        try:
+            from hf_diversed.evaluation import plots
+        except ImportError as error:
+            raise ImportError('--plot needs matplotlib: pip install "hf-diversed[plot]"') from error
+        plots.check_format(plot)
+    settings = EvaluationSettings(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        num_assistant_tokens=num_assistant_tokens,
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+        num_examples=num_examples,
+        samples_per_prompt=samples_per_prompt,
+        seed=seed,
+        add_special_tokens=not chat,
+        split=split if data_file is None else Path(data_file).name,
+        records=records,
+    )
+    scored = load_task(task, allow_code_execution, allow_unsafe_code_execution)
+    names = [name.strip() for name in methods.split(",")]
+    own_head = head if head is not None or target is not None else embedded_head(task)
+    build_methods(names, own_head)  # reports wrong names before models are loaded
+    examples = read_records(scored, split, num_examples, seed, data_file)
+    pool = read_shots(scored, shots, shots_file, seed)
+    pair = load_pair(target, draft, device, dtype)
+    prompted = PromptedTask(scored, pair.tokenizer, pool=pool, shots=shots, chat=chat, thinking=thinking)
+    rows = run(pair, prompted, examples, names, settings, head=own_head, output=output, overwrite=overwrite)
+    if json:
+        print(json_format.dumps({"records": rows}, indent=1))
+    else:
+        console.print(setting(rows[0]).capitalize(), highlight=False)
+        console.print(results_table(rows))
+    if plot is not None:
+        for file in plots.save_quality(rows, plot):
             notes.print(str(file), markup=False, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def _folder(options: EvaluateOptions) -> Iterator[Path]:
-    """Yield the folder of finished calls: next to the output, or a temporary one."""
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        if options.output is not None:
-            folder = options.output.with_name(options.output.name.removesuffix(".json") + ".parts")
-        with preparing.resumable(None if options.output is None else folder, options.overwrite):
-            yield folder
-
-
-def _folders(root: Path, variants: list[EvaluationSettings]) -> dict[Path, EvaluationSettings]:
-    """Return the folder of each variant's calls: `root` itself, or a subfolder for each of several."""
-    if len(variants) == 1:
-        return {root: variants[0]}
-    return {root / f"temperature-{item.temperature:g}_gamma-{item.num_assistant_tokens}": item for item in variants}

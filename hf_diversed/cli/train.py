@@ -1,147 +1,204 @@
-"""`hf-diversed train`: train a head for a pair on a task."""
+"""`hf-diversed train`: transformers' `HfArgumentParser` reads its options, from a recipe and the command line."""
 
 import random
-import sys
-from contextlib import redirect_stdout
-from functools import partial
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from hf_diversed.cli.models import (
-    LOOKUP,
-    check_chat,
-    check_dtype,
-    check_pair,
-    check_together,
-    load_pair,
-    naming_model,
-)
-from hf_diversed.cli.options import TrainOptions
-from hf_diversed.cli.preparing import (
-    check_new_folder,
-    naming_records,
-    read_records,
-    remove_earlier_run,
-)
-from hf_diversed.cli.terminal import console, interruptible
-from hf_diversed.harness.pair import load_tokenizer
-from hf_diversed.head import DiversedHead
-from hf_diversed.provenance import publishable
-from hf_diversed.tasks import Task, get_task
-from hf_diversed.tasks.prompted import prompt_rows
-from hf_diversed.tasks.rewards import load_reward
-from hf_diversed.training import DiversedConfig, DiversedTrainer
-from hf_diversed.training.arguments import check_no_head_options
-from hf_diversed.training.run_folder import sole_run
+import typer
+from typer.core import TyperCommand
+
+from hf_diversed.cli.options import Debug, notes
+from hf_diversed.training.settings import TrainingSettings, setting
 
 
-def train(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer:
-    """Train a head and save it in `output_dir`; standard output receives only the folder's name."""
-    start = resume_point_of(config.resume_from_checkpoint, options.resume)
-    folder, first = Path(config.output_dir), config.process_index == 0
-    if first:
-        inputs = (options.target, options.draft, options.head)
-        check_new_folder(folder, options.overwrite, inputs, resume=start is not None)
-    how = "--resume instead of --overwrite" if options.overwrite else "--resume"
-    advice = f"Run the same command with {how} to continue from the newest complete checkpoint."
-    with interruptible(advice), redirect_stdout(sys.stderr):  # output of the trainer and rewards
-        trainer = build_trainer(options, config)
-        trainer.options = publishable(vars(options))
-        if options.overwrite:
-            with sole_run(config):  # in every process, as it broadcasts errors; train() locks the folder again
-                if first:
-                    remove_earlier_run(folder)
-        trainer.train(resume_from_checkpoint=start)
-        trainer.save_model(config.output_dir)
-        trainer.save_state()
-    if first:
-        console.print(config.output_dir, markup=False, highlight=False, soft_wrap=True)
-    return trainer
+if TYPE_CHECKING:
+    from hf_diversed.tasks import Task
+    from hf_diversed.training import DiversedConfig, DiversedTrainer
 
 
-def build_trainer(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer:
-    """Load records, rewards, head and pair, and build the trainer."""
-    check_pair(options.target, options.draft)
-    check_dtype(options.dtype)
-    if options.head is not None:
-        check_no_head_options(config)
-    if options.eval_split not in (None, "train") and (options.data_file or options.eval_data_file):
-        raise ValueError(
-            f"--eval-split {options.eval_split} has no effect with --data-file or --eval-data-file; leave it out."
-        )
-    execution = {
-        "allow_code_execution": options.allow_code_execution,
-        "allow_unsafe_code_execution": options.allow_unsafe_code_execution,
-    }
-    task = get_task(options.task, **execution)
-    names = options.reward_funcs or [f"task:{task.name}"]
-    rewards = [load_reward(name, **execution) for name in names]
-    head = None if options.head is None else DiversedHead.from_pretrained(options.head)
-    train_rows, eval_rows = load_rows(options, task, config.seed, held_out=config.eval_strategy != "no")
-    return DiversedTrainer(
-        **pair_options(options, config),
-        head=head,
-        reward_funcs=rewards,
-        args=config,
-        train_dataset=train_rows,
-        eval_dataset=eval_rows,
-        task=task.name,
-        stop_strings=() if options.chat else task.stop_strings,
+@dataclass
+class TrainArguments:
+    """The pair, the prompts and the rewards of a training run, in addition to `DiversedConfig`."""
+
+    task: str = field(metadata={"help": "Name of the task: math, summary, code, gsm8k, mbpp ..."})
+    target: str | None = setting(None, "Hub id or folder of the target model; by default the embedded pair.")
+    draft: str | None = setting(None, "Hub id or folder of the draft model, or lookup to copy from the text.")
+    dtype: str | None = setting(None, "auto, float32, bfloat16 or float16; by default that of the saved weights.")
+    head: str | None = setting(None, "Hub id or folder of a head to start from.")
+    reward_funcs: list[str] | None = setting(
+        None, '"task:NAME" or package.module.function; by default the score of the task.'
+    )
+    data_file: str | None = setting(None, "JSON Lines file with the task's columns, used instead of the split.")
+    eval_data_file: str | None = setting(None, "JSON Lines file of held-out prompts.")
+    eval_split: str | None = setting(
+        None, "Split of the held-out prompts; by default validation if the task has it, else unused records of train."
+    )
+    num_examples: int = setting(1024, "Number of training prompts; a smaller data file is used whole.")
+    num_eval_examples: int = setting(1024, "Number of held-out prompts that choose the best head.")
+    shots: int = setting(0, "Solved examples before each prompt.")
+    chat: bool = setting(False, "Apply the tokenizer's chat template, without stop strings.")
+    allow_code_execution: bool = setting(False, "Let code tasks run completions, isolated by bubblewrap.")
+    allow_unsafe_code_execution: bool = setting(
+        False, "Let code tasks run completions without isolation, in a container."
     )
 
 
-def pair_options(options: TrainOptions, config: Any) -> dict[str, Any]:
-    """Return target, draft and tokenizer for a trainer: those of the embedded pair, or names after checking them."""
-    target, draft, dtype = options.target, options.draft, options.dtype
-    if target is None or draft is None:
-        pair = load_pair(None, None, config.device, options.chat, dtype)
-        return {"target": pair.target, "draft": pair.draft, "processing_class": pair.tokenizer}
-    named = None if draft == LOOKUP else draft
-    with naming_model("target model", target):
-        tokenizer = load_tokenizer(target)
-    check_chat(tokenizer, options.chat)
-    if named is not None:
-        check_together(target, named, tokenizer)
-    if dtype is not None:
-        config.model_init_kwargs = {**(config.model_init_kwargs or {}), "dtype": dtype}
-    return {"target": target, "draft": named, "processing_class": tokenizer}
+class TrainCommand(TyperCommand):
+    """Adds the options of the recipe to the help, without an import of torch."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        super().format_options(ctx, formatter)
+        ours = [*fields(TrainArguments), *fields(TrainingSettings)]
+        shown = [(f"--{item.name.replace('_', '-')}", item.metadata["help"]) for item in ours]
+        with formatter.section(
+            "In the recipe, or as --name value; also all options of transformers' TrainingArguments"
+        ):
+            formatter.write_dl(shown)
 
 
-def load_rows(options: TrainOptions, task: Task, seed: int, held_out: bool) -> tuple[list[dict], list[dict] | None]:
+def train(
+    context: typer.Context,
+    config: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="YAML recipe; see examples/recipes.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Train a head for a pair on a task, and save it in output_dir.
+
+    The command line takes precedence over the recipe. Standard output receives only the name of the folder. Add
+    --resume-from-checkpoint true to continue a run.
+    """
+    import sys
+    from contextlib import redirect_stdout
+
+    from hf_diversed.cli.loading import quiet_transformers
+
+    quiet_transformers()
+    arguments, settings = parse(context.args, config)
+    resume = resume_point(settings)
+    with redirect_stdout(sys.stderr):  # output of the trainer and of rewards
+        trainer = build_trainer(arguments, settings)
+        batches = settings.max_steps // settings.num_iterations
+        notes.print(
+            f"{settings.max_steps} updates on {batches} batches of {settings.per_device_train_batch_size} rollouts, "
+            f"with {len(trainer.train_dataset)} training and {len(trainer.eval_dataset or ())} held-out prompts.",
+            highlight=False,
+        )
+        trainer.train(resume_from_checkpoint=resume)
+        trainer.save_model(settings.output_dir)
+        trainer.save_state()
+    print(settings.output_dir)
+
+
+def parse(words: list[str], config: Path | None = None) -> "tuple[TrainArguments, DiversedConfig]":
+    """Return the arguments of a command line and a YAML recipe.
+
+    Raises:
+        ValueError: if an option is missing, unknown, or has a wrong value.
+    """
+    import yaml
+    from transformers import HfArgumentParser
+
+    from hf_diversed.training import DiversedConfig
+
+    class Parser(HfArgumentParser):
+        def error(self, message: str) -> Any:
+            raise ValueError(message)
+
+    parser = Parser((TrainArguments, DiversedConfig), add_help=False, allow_abbrev=False)
+    parser.set_defaults(output_dir="head", eval_strategy="steps", load_best_model_at_end=True)
+    recipe = {} if config is None else yaml.safe_load(config.read_text(encoding="utf-8"))
+    known = {action.dest for action in parser._actions}
+    if not isinstance(recipe, dict) or recipe.keys() - known:
+        wrong = ", ".join(map(str, recipe.keys() - known)) if isinstance(recipe, dict) else "no mapping"
+        raise ValueError(
+            f"{config} must hold options of `hf-diversed train`, one `name: value` per line; got {wrong}."
+        )
+    for action in parser._actions:
+        action.required = action.required and action.dest not in recipe
+    parser.set_defaults(**recipe)
+    arguments, settings, more = parser.parse_args_into_dataclasses(
+        words, look_for_args_file=False, return_remaining_strings=True
+    )
+    if more:
+        raise ValueError(f"no such option or argument: {more[0]}; see `hf-diversed train --help`.")
+    return arguments, settings
+
+
+def resume_point(settings: "DiversedConfig") -> str | bool | None:
+    """Return where the run continues: True for its newest checkpoint, a checkpoint's folder, or None for the start.
+
+    Raises:
+        ValueError: if a new run would write into the folder of an earlier one.
+    """
+    given = str(settings.resume_from_checkpoint or "")
+    if given.lower() == "true":
+        return True
+    if given and given.lower() != "false":
+        return given
+    folder = Path(settings.output_dir)
+    if (folder / "config.json").exists() or any(folder.glob("checkpoint-*")):
+        raise ValueError(
+            f"output_dir {folder} holds an earlier run: pass --resume-from-checkpoint true to continue it, or another "
+            "--output-dir."
+        )
+    return None
+
+
+def build_trainer(arguments: TrainArguments, settings: "DiversedConfig") -> "DiversedTrainer":
+    """Load records, rewards, head and pair, and build the trainer."""
+    from hf_diversed.cli.loading import load_task
+    from hf_diversed.head import DiversedHead
+    from hf_diversed.provenance import publishable
+    from hf_diversed.tasks.rewards import load_reward
+    from hf_diversed.training import DiversedTrainer
+    from hf_diversed.zoo import load_pair
+
+    execution = {"allow_code_execution": arguments.allow_code_execution}
+    execution["allow_unsafe_code_execution"] = arguments.allow_unsafe_code_execution
+    task = load_task(arguments.task, *execution.values())
+    rewards = [load_reward(name, **execution) for name in arguments.reward_funcs or [f"task:{task.name}"]]
+    rows, held_out = load_rows(arguments, task, settings.seed, held_out=settings.eval_strategy != "no")
+    head = None if arguments.head is None else DiversedHead.from_pretrained(arguments.head)
+    pair = load_pair(arguments.target, arguments.draft, settings.device, arguments.dtype)
+    trainer = DiversedTrainer(
+        pair.target,
+        pair.draft,
+        head,
+        reward_funcs=rewards,
+        args=settings,
+        train_dataset=rows,
+        eval_dataset=held_out,
+        processing_class=pair.tokenizer,
+        task=task.name,
+        stop_strings=() if arguments.chat else task.stop_strings,
+    )
+    trainer.options = publishable(vars(arguments))
+    return trainer
+
+
+def load_rows(
+    arguments: TrainArguments, task: "Task", seed: int, held_out: bool
+) -> tuple[list[dict], list[dict] | None]:
     """Return training and held-out rows. They are disjoint even if they come from the same split or file."""
-    n, n_eval = options.num_examples, options.num_eval_examples if held_out else 0
-    split = options.eval_split or ("validation" if "validation" in task.splits else "train")
-    files = [name and Path(name).resolve() for name in (options.data_file, options.eval_data_file)]
-    one_source = files[1] in (None, files[0]) and (files[0] is not None or split == "train")
-    shared = one_source and n_eval > 0
-    with naming_records("`num_examples` + `num_eval_examples`" if shared else "`num_examples`"):
-        records = read_records(task, "train", n + n_eval if shared else n, seed, options.data_file)
+    from hf_diversed.cli.loading import read_records
+    from hf_diversed.tasks import prompt_rows
+
+    n, n_eval = arguments.num_examples, arguments.num_eval_examples if held_out else 0
+    split = arguments.eval_split or ("validation" if "validation" in task.splits else "train")
+    files = [name and Path(name).resolve() for name in (arguments.data_file, arguments.eval_data_file)]
+    shared = n_eval > 0 and files[1] in (None, files[0]) and (files[0] is not None or split == "train")
+    records = read_records(task, "train", n + n_eval if shared else n, seed, arguments.data_file)
+    evaluation: list[dict[str, Any]] = []
     if shared:
         random.Random(seed).shuffle(records)  # a file may be sorted
         n_eval = min(n_eval, len(records) // 2)  # a small file is halved
         records, evaluation = records[: len(records) - n_eval], records[len(records) - n_eval :]
     elif n_eval:
-        with naming_records("`num_eval_examples`", "eval_split"):
-            evaluation = read_records(task, split, n_eval, seed, options.eval_data_file)
-    rows = partial(prompt_rows, task, pool=records, shots=options.shots, chat=options.chat)
+        evaluation = read_records(task, split, n_eval, seed, arguments.eval_data_file)
+
+    def rows(chosen: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return prompt_rows(task, chosen, pool=records, shots=arguments.shots, chat=arguments.chat)
+
     return rows(records), rows(evaluation) if n_eval else None
-
-
-def resume_point_of(checkpoint: str | bool | None, resume: bool) -> str | bool | None:
-    """Return where a run continues: a checkpoint's folder, True for the newest complete one, None for the start.
-
-    Args:
-        checkpoint: a folder, or "true" as in scripts of transformers.
-
-    Raises:
-        ValueError: if the path is not a folder.
-    """
-    text = "" if checkpoint is None else str(checkpoint)
-    if text.lower() in ("", "false", "true"):
-        return True if resume or text.lower() == "true" else None
-    if not Path(text).is_dir():
-        raise ValueError(
-            f"--resume-from-checkpoint must name an existing folder, got {text!r}; --resume continues from "
-            "the newest complete checkpoint in --output-dir."
-        )
-    return text

@@ -1,16 +1,17 @@
-"""Loading of the embedded pair from package data."""
+"""Loading of pairs: the embedded one from package data, others by name."""
 
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from hf_diversed.harness.pair import Pair
+from hf_diversed.harness.pair import Pair, load_model, load_tokenizer
 from hf_diversed.head import DiversedHead
 
 
 WEIGHTS = Path(__file__).parent / "weights"
 HEADS, MIXTURE = "heads", "mixture-heads"
+LOOKUP = "lookup"  # in place of a draft model: prompt lookup
 
 
 def load_demo_pair(folder: Path = WEIGHTS, heads: str = HEADS) -> Pair:
@@ -39,6 +40,48 @@ def load_demo_pair(folder: Path = WEIGHTS, heads: str = HEADS) -> Pair:
         draft=_load_model(folder / "draft"),
         heads={path.name: DiversedHead.from_pretrained(path).eval() for path in sorted((folder / heads).glob("*"))},
     )
+
+
+def load_pair(
+    target: str | None = None,
+    draft: str | None = None,
+    device: torch.device | str | None = None,
+    dtype: str | None = None,
+) -> Pair:
+    """Load a pair by name, or the embedded pair with its heads.
+
+    Args:
+        target, draft: Hub ids or folders; the draft may be "lookup". None for both loads the embedded pair.
+        device: None for the best available device.
+        dtype: None or "auto" for the dtype of the saved weights.
+
+    Raises:
+        ValueError: if only one model is named.
+    """
+    if (target is None) != (draft is None):
+        raise ValueError(
+            "target and draft go together: name both, for example Qwen/Qwen3-8B and Qwen/Qwen3-0.6B, or neither for "
+            'the embedded pair. The draft "lookup" needs no second model.'
+        )
+    device = device or best_device()
+    if target is None or draft is None:
+        return load_demo_pair().to(device, None if dtype in (None, "auto") else getattr(torch, dtype))
+    tokenizer = load_tokenizer(target)
+    loaded = load_model(target, device, dtype or "auto")
+    return Pair(loaded, None if draft == LOOKUP else load_model(draft, device, dtype or "auto"), tokenizer)
+
+
+def best_device() -> str:
+    """Return the accelerator, or "cpu"."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def embedded_head(task: str) -> Path | None:
+    """Return the folder of the embedded pair's head for a task, or None if it has none."""
+    folder = WEIGHTS / HEADS / task
+    return folder if folder.is_dir() else None
 
 
 def _load_model(folder: Path) -> LlamaForCausalLM:
