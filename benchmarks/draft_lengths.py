@@ -26,7 +26,6 @@ from benchmarks import packaged
 from benchmarks.cpu_layers import pack_linear_layers
 from benchmarks.real_pair import chosen_records, parse_files, parse_numbers
 from benchmarks.turns import spread
-from hf_diversed.cli.models import load_pair
 from hf_diversed.files import drop_torn_line, read_lines, write_json
 from hf_diversed.harness.decode import timed_call
 from hf_diversed.harness.methods import constant_draft
@@ -35,6 +34,7 @@ from hf_diversed.harness.prompts import encode
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.provenance import data_digest, provenance
 from hf_diversed.tasks import PromptedTask, get_task, load_records
+from hf_diversed.zoo import load_pair
 
 
 EMBEDDED = ("math", "summary", "code")
@@ -50,7 +50,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     chat = arguments.target is not None
     target, draft = (name and packaged.resolve(name) for name in (arguments.target, arguments.draft))
-    pair = load_pair(target, draft, "cpu", chat=chat, dtype=arguments.dtype if chat else None)
+    pair = load_pair(target, draft, "cpu", dtype=arguments.dtype if chat else None)
     if arguments.packed:
         pack_linear_layers(pair.target)
     if arguments.int4_draft:

@@ -35,6 +35,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from rich import print as print_table
 from rich.text import Text
 from transformers import PreTrainedModel
 from transformers.utils import logging
@@ -42,12 +43,10 @@ from transformers.utils import logging
 from benchmarks import packaged
 from benchmarks.cpu_layers import grouped_queries, pack_linear_layers
 from benchmarks.differences import compare
-from hf_diversed.cli.models import load_pair
-from hf_diversed.cli.rendering import results_table
-from hf_diversed.cli.terminal import console
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results, summarize
 from hf_diversed.evaluation.evaluate import definitions
 from hf_diversed.evaluation.results import Results
+from hf_diversed.evaluation.table import results_table
 from hf_diversed.files import read_lines, write_json
 from hf_diversed.formatting import LOSSLESS, PLAIN
 from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
@@ -63,6 +62,7 @@ from hf_diversed.provenance import data_digest, provenance, weights_digest
 from hf_diversed.tasks import PromptedTask, get_task, load_records
 from hf_diversed.tasks.specbench import SCORES
 from hf_diversed.verifiers import LosslessVerifier
+from hf_diversed.zoo import load_pair
 
 
 METHODS = [PLAIN, LOSSLESS, "lenience:0.3", "static:0.5", "lenience:0.1", "static:0.3", "static:0.7", "lenience:0.03"]
@@ -80,7 +80,7 @@ def main() -> None:
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     target, draft = packaged.resolve(arguments.target), packaged.resolve(arguments.draft)
-    pair = load_pair(target, draft, arguments.device, chat=True, dtype=arguments.dtype)
+    pair = load_pair(target, draft, arguments.device, dtype=arguments.dtype)
     for model in (pair.target, pair.draft) if arguments.packed else ():
         pack_linear_layers(model)
     if arguments.seconds:
@@ -343,8 +343,8 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
     path = arguments.output / f"qwen-coder-{name}{suffix(arguments)}.json"
     write_json(path, {"records": records, "comparisons": comparisons, "provenance": source})
     for title, rows in itertools.groupby(records, key=lambda row: row.get("category", name)):
-        console.print(Text(title, style="bold"), results_table(list(rows)))
-    console.print(f"Written to {path}.", markup=False, highlight=False, soft_wrap=True)
+        print_table(Text(title, style="bold"), results_table(list(rows)))
+    print(f"Written to {path}.")
 
 
 def _rank(label: str) -> int:

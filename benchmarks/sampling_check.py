@@ -39,19 +39,19 @@ from transformers import (
 from benchmarks import packaged
 from benchmarks.cpu_layers import pack_linear_layers
 from benchmarks.real_pair import chosen_records
-from hf_diversed.cli.models import load_pair
 from hf_diversed.evaluation import read_results
 from hf_diversed.files import write_json
 from hf_diversed.harness.prompts import encode
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import PromptedTask, get_task
+from hf_diversed.zoo import load_pair
 
 
 def main() -> None:
     arguments = _arguments()
     torch.set_num_threads(arguments.threads)
     target, draft = packaged.resolve(arguments.target), packaged.resolve(arguments.draft)
-    pair = load_pair(target, draft, "cpu", chat=True, dtype=arguments.dtype)
+    pair = load_pair(target, draft, "cpu", dtype=arguments.dtype)
     for model in (pair.target, pair.draft):
         pack_linear_layers(model)
     name, path = arguments.data.split("=", 1)

@@ -15,10 +15,10 @@ from transformers.utils import logging
 
 from benchmarks.rounds import BenchmarkSettings, benchmark, random_model, shape_names
 from benchmarks.rounds.tables import tables
-from hf_diversed.cli.models import best_device, load_pair
 from hf_diversed.files import write_json
 from hf_diversed.harness.prompts import encode
 from hf_diversed.tasks import get_task, load_records
+from hf_diversed.zoo import best_device, load_pair
 
 
 METHODS = "target,upstream,upstream:0.7,lossless,static:0.7"
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> dict:
     if random_weights:
         target, draft = _random_pair(options)
     else:
-        pair = load_pair(options.target, options.draft, options.device, dtype=options.dtype, two_models=True)
+        pair = load_pair(options.target, options.draft, options.device, options.dtype)
         target, draft, head = pair.target, pair.draft, head or pair.heads.get("math")
         records = load_records(get_task("math"), "test", max(settings.batch_sizes), settings.seed)
         prompts = encode(pair.tokenizer, [record["prompt"] for record in records])

@@ -9,13 +9,12 @@ import torch
 from choice import DIVERSED, LENIENT, check_kind
 
 from hf_diversed import DiversedHead, LosslessVerifier
-from hf_diversed.cli.demo import REPEAT, TEXTS
-from hf_diversed.cli.models import LOOKUP, load_pair
 from hf_diversed.harness.decode import Decoder
 from hf_diversed.harness.methods import Method
 from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.tasks import get_task, load_records
+from hf_diversed.zoo import LOOKUP, load_pair
 
 
 TASKS = [("Math", "math"), ("Summary", "summary"), ("Code", "code")]
@@ -27,6 +26,25 @@ to summarise, and tasks for a Python function. Change the words and numbers of a
 refused."""
 ABOUT_LOOKUP = """Draft tokens are copied from the prompt and the answer so far, which costs no forward pass. This
 helps where an answer repeats parts of the prompt: repeating, correcting or rewriting a text."""
+REPEAT = "Repeat the following text word for word:\n\n"
+TEXTS = (
+    "The meeting was moved from Monday to Wednesday, because the room is being painted. Please bring the report with "
+    "you, and tell Anna that she can join by phone.",
+    "Our shop opens at nine in the morning and closes at six in the evening. On Sundays it is closed, and on the last "
+    "Saturday of every month it opens one hour later.",
+    "Take two cups of flour, one cup of sugar and three eggs. Mix the flour with the sugar, add the eggs one by one, "
+    "and stir the dough until it is smooth. Then bake it for forty minutes.",
+    "def total(prices, tax):\n    result = 0\n    for price in prices:\n        result += price * (1 + tax)\n"
+    "    return result",
+    "The river rises in the hills, runs through two lakes and reaches the sea after ninety kilometres. In spring, "
+    "when the snow melts, it often floods the meadows along its banks.",
+    "Dear customer, thank you for your order. We sent it today, and it should be with you within three working days. "
+    "If anything is missing, write to us and we will send it at once.",
+    "A train leaves at 8:15 and arrives at 10:40. The next one leaves at 9:05 and arrives at 11:20, but it does not "
+    "run at weekends. Tickets are cheaper after ten in the morning.",
+    "The old library was built of red brick in a year of drought. Its roof was repaired twice, and its windows were "
+    "replaced after the storm. Today it holds a school of music.",
+)
 
 
 @dataclass(frozen=True)

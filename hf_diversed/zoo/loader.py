@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
+from hf_diversed.generation.tokenizer_checks import difference
 from hf_diversed.harness.pair import Pair, load_model, load_tokenizer
 from hf_diversed.head import DiversedHead
 
@@ -56,7 +57,7 @@ def load_pair(
         dtype: None or "auto" for the dtype of the saved weights.
 
     Raises:
-        ValueError: if only one model is named.
+        ValueError: if only one model is named, or the tokenizers differ; before the models are loaded.
     """
     if (target is None) != (draft is None):
         raise ValueError(
@@ -67,8 +68,19 @@ def load_pair(
     if target is None or draft is None:
         return load_demo_pair().to(device, None if dtype in (None, "auto") else getattr(torch, dtype))
     tokenizer = load_tokenizer(target)
+    if draft != LOOKUP:
+        _check_tokenizer(tokenizer, draft)
     loaded = load_model(target, device, dtype or "auto")
     return Pair(loaded, None if draft == LOOKUP else load_model(draft, device, dtype or "auto"), tokenizer)
+
+
+def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, draft: str) -> None:
+    try:
+        other = load_tokenizer(draft)
+    except (OSError, ValueError):
+        return  # a draft model may have no tokenizer; the target's is used
+    if (found := difference(tokenizer, other)) is not None:
+        raise ValueError(f"{draft} has another tokenizer: {found}. Use a draft model from the target's family.")
 
 
 def best_device() -> str:

@@ -11,11 +11,11 @@ import pytest
 
 from benchmarks import real_pair
 from hf_diversed import load_demo_pair
-from hf_diversed.cli.models import load_pair
 from hf_diversed.evaluation import read_results
 from hf_diversed.formatting import LOSSLESS, PLAIN
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.tasks import PromptedTask, get_task
+from hf_diversed.zoo import load_pair
 from tests.tiny import first_layers
 
 
@@ -151,7 +151,7 @@ def test_the_target_is_decoded_without_draft_tokens(run, tmp_path):
     run("--methods", PLAIN, "--temperature", "0", name="gsm8k-t0")
     (rows,) = (entry["rows"] for entry in read_results(tmp_path / "out" / "gsm8k-t0" / "part-0").entries.values())
     assert rows["num_rounds"] == rows["tokens"]
-    pair = load_pair(str(tmp_path / "target"), str(tmp_path / "draft"), "cpu", chat=True, dtype="float32")
+    pair = load_pair(str(tmp_path / "target"), str(tmp_path / "draft"), "cpu", dtype="float32")
     records = real_pair.chosen_records("gsm8k", tmp_path / "gsm8k")[:2]
     task = PromptedTask(get_task("gsm8k"), pair.tokenizer, chat=True)
     expected = {}
