@@ -1,6 +1,7 @@
 """The documentation matches the code: its snippets run, its commands exist, its figures come from the results."""
 
 import contextlib
+import dataclasses
 import inspect
 import re
 import shlex
@@ -10,6 +11,7 @@ import pytest
 
 import hf_diversed
 from hf_diversed.harness.methods import MethodName
+from hf_diversed.training import DiversedConfig
 from tests.commands import run
 from tools import render_docs
 
@@ -33,8 +35,10 @@ def test_snippets_run(page, tmp_path, monkeypatch, embedded_for_hub):
 
 def options_of(name: str) -> set[str]:
     """Every option of a command."""
-    flag = "--help-all" if name == "train" else "--help"
-    return set(re.findall(r"--[a-z][a-z0-9-]*", run(name, flag).stdout)) | {"--help", "--help-all"}
+    found = set(re.findall(r"--[a-z][a-z0-9-]*", run(name, "--help").stdout))
+    if name == "train":
+        found |= {f"--{item.name.replace('_', '-')}" for item in dataclasses.fields(DiversedConfig)}
+    return found
 
 
 COMMANDS = {

@@ -10,7 +10,7 @@ from transformers.utils import logging as upstream
 
 import hf_diversed
 from hf_diversed import _compat
-from hf_diversed.cli.terminal import show_own_warnings_only
+from hf_diversed.cli.loading import quiet_transformers
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_verbosity_of_transformers_is_ours(logger, caplog):
 
 def test_commands_keep_their_own_warnings(logger, caplog):
     """Catches a command that silences its own warnings together with those of transformers."""
-    show_own_warnings_only()
+    quiet_transformers()
     assert recorded(logger, caplog) == ["WARNING", "ERROR"]
     assert recorded(upstream.get_logger("transformers.generation.utils"), caplog) == ["ERROR"]
 
