@@ -3,6 +3,7 @@
 `tests/test_compat.py` fails if a release of transformers changes one of these internals.
 """
 
+import logging
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +14,6 @@ from transformers import GenerationConfig
 from transformers.dynamic_module_utils import TRANSFORMERS_DYNAMIC_MODULE_NAME, _sanitize_module_name
 from transformers.generation import logits_process as lp
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
-from transformers.utils import logging
 
 
 RELEASE = Version(transformers.__version__).release
@@ -83,8 +83,14 @@ REFUSED_PROCESSORS = {
 
 
 def get_logger(name: str):
-    """Return a child of transformers' logger, with its verbosity, handlers and format."""
-    return logging.get_logger(f"transformers.{name}")
+    """Return a logger below "hf_diversed", which prints its name and the message to standard error."""
+    root = logging.getLogger("hf_diversed")
+    if not root.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("[hf_diversed] %(message)s"))
+        root.addHandler(handler)
+        root.propagate = False
+    return logging.getLogger(name)
 
 
 def is_user_cache(cache) -> bool:

@@ -57,7 +57,8 @@ def caplog(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) ->
 
     warning_once.cache_clear()
     logger = logging.getLogger("transformers")
-    monkeypatch.setattr(logger, "propagate", True)
+    for each in (logger, logging.getLogger("hf_diversed")):
+        monkeypatch.setattr(each, "propagate", True)
     level = logger.level
     logger.setLevel(logging.WARNING)  # the CLI sets it to ERROR for the whole process
     yield caplog

@@ -1,56 +1,30 @@
-"""The verbosity setting of transformers controls our warnings."""
+"""Warnings of this library have a logger of their own."""
 
-import logging
 import subprocess
 import sys
-from pathlib import Path
 
-import pytest
 from transformers.utils import logging as upstream
 
-import hf_diversed
 from hf_diversed import _compat
 from hf_diversed.cli.loading import quiet_transformers
 
 
-@pytest.fixture
-def logger():
-    """Return one of our loggers; restores all changed levels."""
-    ours, before = _compat.get_logger("hf_diversed"), upstream.get_verbosity()
-    ours.setLevel(logging.NOTSET)
-    yield _compat.get_logger("hf_diversed.generation.planning")
-    ours.setLevel(logging.NOTSET)
-    upstream.set_verbosity(before)
-
-
-def recorded(logger: logging.Logger, caplog: pytest.LogCaptureFixture) -> list[str]:
-    caplog.clear()
-    for level in (logging.INFO, logging.WARNING, logging.ERROR):
-        logger.log(level, logging.getLevelName(level))
-    return [record.message for record in caplog.records]
-
-
-def test_verbosity_of_transformers_is_ours(logger, caplog):
-    """Catches warnings that `transformers.logging.set_verbosity_error()` does not silence."""
-    upstream.set_verbosity_error()
-    assert recorded(logger, caplog) == ["ERROR"]
-    upstream.set_verbosity_warning()
-    assert recorded(logger, caplog) == ["WARNING", "ERROR"]
-    upstream.set_verbosity_info()
-    assert recorded(logger, caplog) == ["INFO", "WARNING", "ERROR"]
-
-
-def test_commands_keep_their_own_warnings(logger, caplog):
+def test_commands_keep_their_own_warnings(caplog):
     """Catches a command that silences its own warnings together with those of transformers."""
     quiet_transformers()
-    assert recorded(logger, caplog) == ["WARNING", "ERROR"]
-    assert recorded(upstream.get_logger("transformers.generation.utils"), caplog) == ["ERROR"]
+    for logger in (_compat.get_logger("hf_diversed.x"), upstream.get_logger("transformers.x")):
+        logger.info("info")
+        logger.warning("warning")
+        logger.error("error")
+    found = [(record.name, record.message) for record in caplog.records]
+    assert found == [("hf_diversed.x", "warning"), ("hf_diversed.x", "error"), ("transformers.x", "error")]
 
 
-def test_environment_variable(tmp_path):
-    """Catches a TRANSFORMERS_VERBOSITY that applies to upstream only."""
-    code = "from hf_diversed import _compat\n_compat.get_logger('hf_diversed.x').warning('told')"
-    environment = {"PYTHONPATH": str(Path(hf_diversed.__file__).parents[1]), "TRANSFORMERS_VERBOSITY": "error"}
-    command = [sys.executable, "-c", code]
-    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    assert "told" not in run.stderr
+def test_warnings_are_printed_once_with_our_name():
+    """Catches warnings under the name of transformers, and those that other handlers print again."""
+    code = "import logging\nlogging.basicConfig()\nfrom hf_diversed._compat import get_logger\n"
+    code += "for _ in range(2): get_logger('hf_diversed.x').warning_once('told')\n"
+    code += "logging.getLogger('hf_diversed').setLevel(logging.ERROR)\nget_logger('hf_diversed.y').warning('quiet')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert [line for line in done.stderr.splitlines() if "hf_diversed" in line] == ["[hf_diversed] told"]
+    assert "quiet" not in done.stderr
