@@ -110,11 +110,6 @@ def rotary_limit(model: PreTrainedModel) -> tuple[int, str] | None:
     return None
 
 
-def rereads_at_rotary_limit(model: PreTrainedModel) -> bool:
-    """Whether upstream's `generate` recomputes the cache at the length where the long factors start."""
-    return text_config(model).model_type in ("phi3", "phimoe", "phi4_multimodal")
-
-
 def layer_types(model: PreTrainedModel) -> list[str]:
     """Layer types in the config; empty for models with one type."""
     return list(getattr(text_config(model), "layer_types", None) or [])

@@ -15,13 +15,13 @@ from hf_diversed.engines.compiling import Compiler, how_to_compile, warn_once, w
 from hf_diversed.engines.static import StaticEngine
 from hf_diversed.engines.static_model import StaticModel
 from hf_diversed.generation.candidates import CandidateDrafter
-from hf_diversed.generation.checks import check_learned_positions
+from hf_diversed.generation.checks import check_learned_positions, check_rotary_limit
 from hf_diversed.generation.confidence import StoppingRule
 from hf_diversed.generation.decoding import EagerEngine
 from hf_diversed.generation.drafting import Drafter, ModelDrafter
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.prompt_lookup import CopyingDrafter, PromptLookupDrafter
-from hf_diversed.generation.ragged_model import RaggedModel, find_rotary_limit
+from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.recording import RoundStreamer
 from hf_diversed.generation.recurrent_model import open_model
 from hf_diversed.generation.request import Request
@@ -83,15 +83,14 @@ class Parts:
         streams_records = isinstance(request.streamer, RoundStreamer)
         if self.draft is not None:
             check_learned_positions(model, self.draft, positions, self.rows.max_length)
-        limit, reason, compiler = find_rotary_limit(model, positions, self.rows.max_length), None, None
+        check_rotary_limit(model, positions, self.rows.max_length)
+        reason = compiler = None
         if request.config.cache_implementation == "static":
             reason = StaticEngine.cannot_serve(model, self.draft, self.rows)
             if self.generators:
                 reason = "candidate generators run in eager mode"
             if self.max_copied:
                 reason = "rounds with copied and with drafted tokens have different shapes"
-            if limit is not None:
-                reason = "the target's rotary frequencies change at a length that the call can reach"
             if self.keep_rows and size_for(len(self.rows.ids)) != len(self.rows.ids):
                 rows = len(self.rows.ids)
                 reason = f"a model contains user code, which may index rows, and {rows} rows would be padded"
@@ -114,14 +113,8 @@ class Parts:
         target = runner(model, keep_hidden=hidden)
         rule = self.rule if compiler is None else None
         drafter = self._drafter(partial(runner, keep_hidden=hidden), rule)
-        if isinstance(drafter, CandidateDrafter):
-            if limit is not None and drafter.reads_target:
-                raise ValueError(
-                    "the target's rotary frequencies change at a length that the call can reach, which candidate "
-                    "generators that read its outputs do not support. Lower max_new_tokens."
-                )
-            if drafter.reads_target:
-                target.model = drafter.record_outputs(target.model)
+        if isinstance(drafter, CandidateDrafter) and drafter.reads_target:
+            target.model = drafter.record_outputs(target.model)
         engine: Callable[..., EagerEngine] = EagerEngine
         if compiler is not None:
             engine = partial(StaticEngine, compiler=compiler, keep_scores=bool(requested) or streams_records)
@@ -133,7 +126,6 @@ class Parts:
             verifier=self.verifier,
             random_source=self.random_source,
             keep_raw=bool({"logits", "records"} & requested) or streams_records or self.verifier.needs_raw_logits,
-            rotary_limit=limit,
             reason=reason or "",
         )
 

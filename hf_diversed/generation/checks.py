@@ -89,6 +89,28 @@ def check_learned_positions(
         )
 
 
+def check_rotary_limit(model: PreTrainedModel, positions: torch.Tensor, max_length: int) -> None:
+    """Raise ValueError if the target's rotary frequencies can change inside a call.
+
+    Longrope has two sets of frequencies, so prompts beyond the limit are supported; dynamic NTK has others for every
+    length.
+
+    Args:
+        positions: of the prompts, long `[B, S]`. max_length: number of ids that a row can reach, padding included.
+    """
+    found = model_facts.rotary_limit(model)
+    if found is None or max_length <= found[0]:
+        return
+    limit, rope_type = found
+    if rope_type == "longrope" and int(positions[:, -1].min()) > limit:  # the prefill leaves out the last token
+        return
+    longer = f", or pass prompts of more than {limit + 1} ids" if rope_type == "longrope" else ""
+    raise ValueError(
+        f"the target {type(model_facts.base_model(model)).__name__} changes its rotary frequencies at {limit} ids "
+        f"(type {rope_type!r}), and the call can reach {max_length}; lower max_new_tokens{longer}."
+    )
+
+
 def check_verifier(verifier: Verifier, context: DecodingContext) -> None:
     """Raise ValueError if a verifier does not support a call, and log its remarks once."""
     name = type(verifier).__name__

@@ -14,7 +14,7 @@ from hf_diversed.blocks import DraftOutput, Round, TargetOutput, Verdict
 from hf_diversed.generation.drafting import Drafter
 from hf_diversed.generation.faults import FAULTS, INVALID_PROBS, find_faults, find_invalid_probs
 from hf_diversed.generation.processing import BlockProcessor, StopTracker
-from hf_diversed.generation.ragged_model import RaggedModel, RotaryLimit
+from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.recording import RecordedRound, Recorder
 from hf_diversed.generation.rows import PerRow, RaggedRows, is_one_of
 from hf_diversed.sampling import RandomSource, RoundNoise, count_accepted, draw
@@ -76,7 +76,6 @@ class EagerEngine:
     verifier: Verifier
     random_source: RandomSource | None
     keep_raw: bool
-    rotary_limit: RotaryLimit | None
     reason: str
 
     def __post_init__(self) -> None:
@@ -92,16 +91,12 @@ class EagerEngine:
         if self.drafter.reads_target:  # the first round processes the prompt
             self._num_unread = self.rows.prompt_length
         else:
-            # With a rotary limit the last token is also read here, as it determines how the others are rotated.
-            last = self.rows.prompt_length - (self.rotary_limit is None)
-            self.target.prefill(self.rows.ids[:, :last], chunk_size)
+            self.target.prefill(self.rows.ids[:, : self.rows.prompt_length - 1], chunk_size)
         self.drafter.prefill(chunk_size)
 
     def round(self, gamma: int, verifier_state: VerifierState) -> Round:
         """Draft up to `gamma` tokens per row, score them in one target forward, and verify them."""
         rows = self.rows
-        if self.rotary_limit is not None:
-            gamma = self._within_rotary_limit(self.rotary_limit, gamma)
         draft, drafted = self.drafter.propose(rows.draft_limit(gamma))
         unread, self._num_unread = self._num_unread, 1
         block = rows.last(unread) if draft is None else torch.cat([rows.last(unread), draft.tokens], dim=1)
@@ -115,13 +110,6 @@ class EagerEngine:
         return verify(
             self.verifier, text, draft, target, verifier_state, rows.eos_ids_device, round_noise, rows.greedy
         )
-
-    def _within_rotary_limit(self, limit: RotaryLimit, gamma: int) -> int:
-        """Return gamma of the next round; recompute the cache where upstream's `generate` does so."""
-        length = max(self.rows.lengths.host)
-        if limit.rereads_at == length - 1 and self.rows.prompt_length < length:
-            self.target.prefill(self.rows.ids[:, :length])
-        return limit.longest_block(length, gamma)
 
     def rewind(self, round: Round, accepted: list[int]) -> None:
         """Discard rejected draft tokens from the caches. `accepted`: number of accepted draft tokens per row."""

@@ -1,7 +1,5 @@
 """A causal language model over rows of different lengths. `run_model` runs all forward passes over their tokens."""
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
@@ -12,31 +10,7 @@ from hf_diversed.cache import Masks, RaggedCache
 from hf_diversed.generation.rows import PerRow, RaggedRows
 
 
-logger = _compat.get_logger(__name__)
 MIN_SKIPPED_PADDING = 512  # padding tokens that an extra forward of the prefill must skip
-
-
-@dataclass(frozen=True)
-class RotaryLimit:
-    """Length at which the target's rotary frequencies change, for batch size 1; see `model_facts.rotary_limit`.
-
-    Attributes:
-        length: of the row, in columns, up to which the frequencies are constant. grows: whether they change with every
-            further position.
-        rereads_at: length of the row, in columns, after which the cache is recomputed; None if it never is. Upstream
-            counts padding here, so for padded prompts this differs from `length`.
-    """
-
-    length: int
-    grows: bool
-    rereads_at: int | None
-
-    def longest_block(self, length: int, gamma: int) -> int:
-        """Maximum number of draft tokens, for a row of `length`, that share the frequencies of plain decoding."""
-        if length > self.length and self.grows:
-            return 0
-        ends = [end for end in (self.length, self.rereads_at) if end is not None and end >= length]
-        return min([gamma, *(end - length for end in ends)])
 
 
 class RaggedModel:
@@ -218,42 +192,6 @@ def plan_joins(starts: list[int], length: int) -> list[tuple[int, int, int]]:
             joins.append((begin, column, row))
             begin = column
     return [*joins, (begin, length, len(starts))]
-
-
-def find_rotary_limit(model: PreTrainedModel, position_ids: torch.Tensor, max_length: int) -> RotaryLimit | None:
-    """Return the rotary limit that the call can exceed, or None.
-
-    Args:
-        position_ids: long `[B, S]`, positions of the prompts. max_length: maximum number of columns of a row.
-
-    Raises:
-        ValueError: for several rows, as they would use the frequencies of the longest one, and for models with
-            recurrent states, as tokens are read again at the limit.
-    """
-    found = model_facts.rotary_limit(model)
-    if found is None or max_length <= found[0]:
-        return None
-    (limit, rope_type), (batch_size, prompt_length) = found, position_ids.shape
-    if model_facts.recurrent_states(model):
-        raise ValueError(
-            f"the target {type(model_facts.base_model(model)).__name__} has recurrent states and changes its rotary "
-            f"frequencies at {limit} ids (type {rope_type!r}), which is not supported: prompt and new tokens may have "
-            f"at most {limit} ids together, got {max_length}."
-        )
-    grows, lengths = rope_type != "longrope", position_ids[:, -1] + 1
-    if batch_size > 1 and (grows or int(lengths.min()) <= limit):
-        raise ValueError(
-            f"the target {type(model_facts.base_model(model)).__name__} changes its rotary frequencies at {limit} ids "
-            f"(type {rope_type!r}), for all rows of a batch at once: batch size must be 1 for calls that can pass it, "
-            f"got {batch_size}. Decode the prompts one by one, or keep prompts and new tokens within it."
-        )
-    if grows:
-        logger.warning_once(
-            f"the target's rotary frequencies change with every position beyond {limit} (rope type {rope_type!r}), so "
-            "no tokens are drafted there."
-        )
-    rereads_at = limit if batch_size == 1 and model_facts.rereads_at_rotary_limit(model) else None
-    return RotaryLimit(limit + prompt_length - int(lengths[0]), grows, rereads_at)
 
 
 def run_model(

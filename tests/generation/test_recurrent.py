@@ -216,12 +216,3 @@ def test_logits_narrower_than_the_output_embedding():
     target.config.unpadded_vocab_size = VOCAB_SIZE - 5
     with torch.no_grad():
         assert target(prompt()).logits.shape[-1] == model_facts.vocab_size(target) == VOCAB_SIZE - 5
-
-
-def test_a_rotary_limit_within_the_call_is_refused():
-    """Catches a prompt token that is read into the states twice, where upstream recomputes the cache."""
-    model = copy.deepcopy(hybrid("qwen3_5_text"))
-    model.config.rope_parameters = {**model.config.rope_parameters, "rope_type": "dynamic", "factor": 2.0}
-    model.config.max_position_embeddings = 16
-    with pytest.raises(ValueError, match="recurrent states and changes its rotary frequencies at 16 ids"):
-        decode(model, tiny_draft(model))
