@@ -6,8 +6,8 @@ CONSTRAINTS := constraints.txt
 WORKERS ?= 2
 OLDEST := tests/test_compat.py tests/test_cache.py tests/head tests/verifiers tests/generation tests/families tests/fuzz
 
-.PHONY: demo space test test-oldest test-newest test-main test-browser test-wheel package dist docs vllm faults families fuzz bench gpu \
-	real quality format results clean
+.PHONY: demo space test test-oldest test-newest test-main test-browser test-wheel package notebooks dist docs vllm faults families fuzz bench \
+	gpu real quality format results clean
 
 demo: $(VENV)/.base
 	$(BIN)/hf-diversed demo
@@ -35,9 +35,22 @@ test-newest test-main: test-%:
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --upgrade $(SOURCE)
 	OMP_NUM_THREADS=1 .venv-$*/bin/python -m pytest -n $(WORKERS) $(OLDEST)
 
-# Builds and checks the wheel, installs it in a clean environment without constraints, as users do, and runs it.
+# Builds and checks the wheel, installs it in a clean environment without constraints, as users do, and runs it. torch is
+# the newest of the index, or that of constraints.txt if the newest needs CUDA packages; the test prints which.
 package: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/packaging -m ""
+
+# Executes copies of the notebooks in a separate environment, where each installs the package itself.
+notebooks: .venv-notebooks/.done
+	rm -rf build/notebooks
+	mkdir -p build/notebooks/examples
+	cp -r pyproject.toml README.md LICENSE hf_diversed build/notebooks
+	cp -r examples/notebooks build/notebooks/examples
+	set -e; for notebook in build/notebooks/examples/notebooks/*.ipynb; do \
+		.venv-notebooks/bin/python -m pip uninstall --quiet --yes hf-diversed; \
+		OMP_NUM_THREADS=1 PIP_CONSTRAINT=$(CURDIR)/constraints.txt .venv-notebooks/bin/jupyter-nbconvert \
+			--to notebook --execute --inplace $$notebook; \
+	done
 
 # The files of a release.
 dist: $(VENV)/.dev
@@ -116,7 +129,7 @@ results: $(VENV)/.dev
 	$(BIN)/python -m tools.render_docs
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-newest .venv-main .venv-vllm
+	rm -rf $(VENV) .venv-oldest .venv-newest .venv-main .venv-notebooks .venv-vllm
 
 build/constraints-oldest.txt: constraints-oldest.txt constraints.txt
 	mkdir -p $(@D)
@@ -149,6 +162,12 @@ build/eagle3/config.json: .venv-vllm/.done
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -e . pytest -c constraints-vllm.txt
 	.venv-vllm/bin/python tools/name_vllm.py
+	touch $@
+
+.venv-notebooks/.done: constraints.txt
+	$(PYTHON) -m venv .venv-notebooks
+	.venv-notebooks/bin/python -m pip install --quiet --disable-pip-version-check torch -c constraints.txt
+	.venv-notebooks/bin/python -m pip install --quiet --disable-pip-version-check ipykernel nbconvert -c constraints.txt
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.dev
