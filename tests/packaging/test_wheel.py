@@ -1,5 +1,6 @@
 """The wheel, installed without this repository."""
 
+import json
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 
 ROOT = Path(__file__).parents[2]
@@ -59,16 +61,31 @@ def test_contains_exactly_the_package(wheel):
     assert "Typing :: Typed" in fields.get_all("Classifier")
 
 
+def newest_torch(pip: tuple, cwd: Path) -> tuple[str, bool]:
+    """Return the newest torch of the package index, and whether it needs CUDA packages. Reads metadata only."""
+    report = json.loads(run(*pip, "--dry-run", "--no-deps", "--ignore-installed", "--report", "-", "torch", cwd=cwd))
+    metadata = report["install"][0]["metadata"]
+    needed = [Requirement(text) for text in metadata.get("requires_dist", [])]
+    needed = [item.name for item in needed if item.marker is None or item.marker.evaluate({"extra": ""})]
+    return metadata["version"], any(name.startswith(("cuda-", "nvidia-")) for name in needed)
+
+
 @pytest.mark.slow
-def test_installed_package_works(wheel, tmp_path):
+def test_installed_package_works(wheel, tmp_path, capsys):
     """Catches a release of a dependency that the package does not work with, and a package that needs its checkout.
 
-    No constraints apply after torch, as for users, so that a new release of transformers is found.
+    No constraints apply, as for users. Only torch is that of constraints.txt if the newest one would install gigabytes
+    of CUDA packages; an index of CPU builds (`PIP_INDEX_URL`) avoids that.
     """
     home, python = tmp_path / "home", tmp_path / "home" / "bin" / "python"
     run(os.environ.get("HF_DIVERSED_TEST_PYTHON", sys.executable), "-m", "venv", home, cwd=tmp_path)
     pip = (python, "-m", "pip", "install", "--quiet", "--no-compile")
-    run(*pip, "-c", ROOT / "constraints.txt", "torch", cwd=tmp_path)  # else pip may prefer a build with CUDA
+    version, needs_cuda = newest_torch(pip, tmp_path)
+    run(*pip, *(("-c", ROOT / "constraints.txt", "torch") if needs_cuda else (f"torch=={version}",)), cwd=tmp_path)
+    installed = run(python, "-c", "import torch; print(torch.__version__)", cwd=tmp_path).strip()
+    with capsys.disabled():
+        reason = f"; the newest, {version}, needs CUDA packages" if needs_cuda else ", the newest of the index"
+        print(f"\ntested with torch {installed}{reason}")
     run(*pip, f"{wheel}[demo]", cwd=tmp_path)
     assert str(home) in run(python, "-c", "import hf_diversed; print(hf_diversed.__file__)", cwd=tmp_path)
 
