@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from hf_diversed.generation.tokenizer_checks import difference
+from hf_diversed.generation.checks import check_tokenizers
 from hf_diversed.harness.pair import Pair, load_model, load_tokenizer
 from hf_diversed.head import DiversedHead
 
@@ -79,8 +79,7 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, draft: str) -> None:
         other = load_tokenizer(draft)
     except (OSError, ValueError):
         return  # a draft model may have no tokenizer; the target's is used
-    if (found := difference(tokenizer, other)) is not None:
-        raise ValueError(f"{draft} has another tokenizer: {found}. Use a draft model from the target's family.")
+    check_tokenizers(tokenizer, other)
 
 
 def best_device() -> str:

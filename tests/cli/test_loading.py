@@ -31,7 +31,7 @@ def test_another_tokenizer_is_refused_before_models_load(folder, tmp_path, monke
     spelled["added_tokens"] = []
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(spelled))).save_pretrained(tmp_path)
     monkeypatch.setattr("hf_diversed.zoo.loader.load_model", None)
-    with pytest.raises(ValueError, match="has another tokenizer: id"):
+    with pytest.raises(ValueError, match="have different tokenizers: id"):
         load_pair(str(folder / "target"), str(tmp_path))
 
 
