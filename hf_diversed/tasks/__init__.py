@@ -8,10 +8,7 @@ from hf_diversed.tasks.execution import CodeTask
 from hf_diversed.tasks.gsm8k import Gsm8k
 from hf_diversed.tasks.loading import load_records
 from hf_diversed.tasks.prompted import PromptedTask, prompt_rows
-from hf_diversed.tasks.rewrite import Rewrite
-from hf_diversed.tasks.specbench import SpecBench
 from hf_diversed.tasks.summaries import CnnDailyMail, SciTldr, XSum
-from hf_diversed.tasks.wmt import Wmt
 
 
 TASKS: dict[str, type[Task]] = {
@@ -21,10 +18,7 @@ TASKS: dict[str, type[Task]] = {
     "mbpp": Mbpp,
     "mbpp_sanitized": MbppSanitized,
     "humaneval": HumanEval,
-    "wmt": Wmt,
     "scitldr": SciTldr,
-    "rewrite": Rewrite,
-    "specbench": SpecBench,
     "math": Math,
     "summary": Summary,
     "code": Code,

@@ -24,11 +24,10 @@ class Task:
 
     Attributes:
         name: key in `TASKS`.
-        metric: name of the score in tables: "accuracy", "rouge2", "bleu" or "pass@1".
+        metric: name of the score in tables: "accuracy", "rouge2" or "pass@1".
         source: the dataset on the Hub; None for an embedded task, whose records are packaged.
         splits: the existing splits.
-        columns: columns that a record must have, the prompt's text first. `"a|b"` means either of the two, `"a.b"` the
-            entry `b` of the mapping in column `a`.
+        columns: columns that a record must have, the prompt's text first. `"a|b"` means either of the two.
         score_columns: columns that `score` reads.
         text_columns, list_columns: columns whose values must be text, and lists of texts; a column in both may hold
             either. Others are not checked.
@@ -143,15 +142,8 @@ def choose_shots(pool: Sequence[Record], n: int, record: Record) -> list[Record]
 
 
 def lookup(record: Record, column: str) -> Any:
-    """Return the value of a column, or None. `"a|b"` and `"a.b"` are as in `Task.columns`; the first existing one of
-    `a` and `b` is returned."""
-    for name in column.split("|"):
-        value: Any = record
-        for part in name.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        if value is not None:
-            return value
-    return None
+    """Return the value of a column, or None; for `"a|b"`, of the first existing column of `a` and `b`."""
+    return next((record[name] for name in column.split("|") if record.get(name) is not None), None)
 
 
 def check_lengths(completions: Sequence[str], records: Sequence[Record]) -> None:

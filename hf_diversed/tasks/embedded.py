@@ -11,7 +11,7 @@ from typing import Any
 from hf_diversed.tasks.base import Record, Task
 from hf_diversed.tasks.code import extract_code
 from hf_diversed.tasks.execution import CodeTask, joined_tests
-from hf_diversed.tasks.rouge import rouge2
+from hf_diversed.tasks.summaries import rouge2
 
 
 RECORDS = Path(__file__).parent / "records"

@@ -186,7 +186,7 @@ def _records(task: Task, columns: dict[str, Any], count: int) -> list[Record]:
     if _is_list(prompts, count) and all(isinstance(prompt, str) for prompt in prompts):
         lists.setdefault("prompt", prompts)
     for column in task.score_columns:
-        names = [name.partition(".")[0] for name in column.split("|")]
+        names = column.split("|")
         if not any(name in lists for name in names):
             raise ValueError(
                 f"the reward of task {task.name!r} needs column {' or '.join(map(repr, names))}, a list with one "

@@ -1,7 +1,21 @@
 """Summaries, scored by ROUGE-2: CNN/DailyMail, XSum and SciTLDR (arXiv 2004.15011)."""
 
+from functools import lru_cache
+from typing import Any
+
 from hf_diversed.tasks.base import HubSource, Record, Task, lookup
-from hf_diversed.tasks.rouge import rouge2
+
+
+def rouge2(completion: str, reference: str) -> float:
+    """Return the F measure of ROUGE-2 in [0, 1] with stemming, as usual for summarization."""
+    return float(_scorer().score(reference, completion)["rouge2"].fmeasure)
+
+
+@lru_cache(maxsize=1)
+def _scorer() -> Any:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer(["rouge2"], use_stemmer=True)
 
 
 class CnnDailyMail(Task):

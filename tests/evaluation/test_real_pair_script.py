@@ -28,17 +28,14 @@ def run(monkeypatch, tmp_path):
         first_layers(pair.target, layers).save_pretrained(tmp_path / name)
         pair.tokenizer.save_pretrained(tmp_path / name)
     problems = [{"question": f"What is {10**n} and {n}?", "answer": f"#### {10**n + n}"} for n in range(4)]
-    questions = [{"category": "math", "turns": ["Add 1.", "And 2?"]}, {"category": "math", "turns": ["Add 3.", "No."]}]
-    questions.append({"category": "rag", "turns": ["Who?"], "reference": [["Mia"]]})
-    for name, rows in (("gsm8k", problems), ("specbench", questions)):
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "gsm8k").write_text("".join(json.dumps(row) + "\n" for row in problems))
     given = f"--target {tmp_path}/target --draft {tmp_path}/draft --output {tmp_path}/out --num-examples 2".split()
     given += ["--batch-size", "2", "--max-new-tokens", "6", "--dtype", "float32"]
 
-    def run(*options: str, task: str = "gsm8k", name: str | None = None) -> dict:
-        monkeypatch.setattr(sys, "argv", ["real_pair.py", *given, "--data", f"{task}={tmp_path / task}", *options])
+    def run(*options: str, name: str = "gsm8k") -> dict:
+        monkeypatch.setattr(sys, "argv", ["real_pair.py", *given, "--data", f"gsm8k={tmp_path / 'gsm8k'}", *options])
         real_pair.main()
-        return json.loads((tmp_path / "out" / f"qwen-coder-{name or task}.json").read_text())
+        return json.loads((tmp_path / "out" / f"qwen-coder-{name}.json").read_text())
 
     return run
 
@@ -118,16 +115,6 @@ def test_heads_are_compared_with_the_other_methods(run, tmp_path):
     assert compared in more  # on the first part, which both have finished
     assert compared["acceptance_rate"] == pytest.approx(1.0 - report["records"][1]["acceptance_rate"])
     assert compared["acceptance_rate"] > 0.0
-
-
-def test_categories(run, capsys):
-    """Catches categories that are pooled, and a quality where nothing is scored."""
-    report = run("--methods", f"{PLAIN},{LOSSLESS}", task="specbench")
-    cells = [(row["category"], row["method"], row["n"], row["quality"] is None) for row in report["records"]]
-    expected = [("math-turn-1", 2, True), ("rag-turn-1", 1, False)]
-    assert cells == [(name, method, n, none) for name, n, none in expected for method in (PLAIN, LOSSLESS)]
-    printed = capsys.readouterr().out
-    assert all(printed.count(words) == 1 for words in ("math-turn-1", "rag-turn-1", "Written to"))
 
 
 def test_prompts_are_held_out(tmp_path):

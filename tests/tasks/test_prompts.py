@@ -21,10 +21,7 @@ RECORDS = {
         "test": "def check(g):\n    assert g(1) == 2\n",
         "entry_point": "f",
     },
-    "wmt": {"translation": {"de": "Es regnet.", "en": "It rains."}},
     "scitldr": {"abstract": "It rained. We measured it.", "tldr": ["We measure rain.", "Rain is measured."]},
-    "rewrite": {"text": "It rained. We measured it."},
-    "specbench": {"category": "math", "turns": ["Add 1 and 1.", "And 2?"]},
     "math": {"prompt": "Question: 1 and 1?\nAnswer:", "completion": " 1+1=2. The answer is 2.", "answer": "2"},
     "summary": {"prompt": "Article: It rained.\nSummary:", "completion": " Rain.", "answer": "Rain."},
     "code": {"prompt": "Task: f\nCode:\n", "completion": "def f(): pass\n", "answer": "assert f() is None"},
@@ -36,11 +33,7 @@ PROMPTS = {
     "mbpp": "Write a Python function to solve the following problem:\n\nDouble x.\n\n"
     "Your solution should pass these tests:\nassert f(1)==2\n\nSolution:\n",
     "humaneval": 'def f(x):\n    """Double x."""\n',
-    "wmt": "Translate the following German sentence into English:\n\nGerman: Es regnet.\n\nEnglish:",
     "scitldr": "Summarize the following abstract in one sentence:\n\nAbstract: It rained. We measured it.\n\nSummary:",
-    "rewrite": "Correct the spelling of the following text and change nothing else.\n\n"
-    "Text: It rained. We measured it.\n\nCorrected:",
-    "specbench": "User: Add 1 and 1.\n\nAssistant:",
     "math": "Question: 1 and 1?\nAnswer:",
     "summary": "Article: It rained.\nSummary:",
     "code": "Task: f\nCode:\n",
@@ -54,9 +47,7 @@ REFERENCES = {
     "mbpp": "def f(x):\n    return 2*x\n",
     "mbpp_sanitized": "def f(x):\n    return 2*x\n",
     "humaneval": "    return 2 * x\n",
-    "wmt": " It rains.",
     "scitldr": " We measure rain.",
-    "rewrite": " It rained. We measured it.",
     "math": " 1+1=2. The answer is 2.",
     "summary": " Rain.",
     "code": "def f(): pass\n",
@@ -65,9 +56,8 @@ REFERENCES = {
 
 def other(name: str, mark: str) -> dict:
     """The record with something added, so that it differs from the first."""
-    column = {"wmt": "translation", "mbpp": "text"}.get(name, next(iter(RECORDS[name])))
-    value = RECORDS[name][column]
-    return RECORDS[name] | {column: {**value, "de": mark} if name == "wmt" else value.replace(" ", f" {mark}", 1)}
+    column = next(iter(RECORDS[name]))
+    return RECORDS[name] | {column: RECORDS[name][column].replace(" ", f" {mark}", 1)}
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -78,23 +68,13 @@ def test_prompt(name: str):
     assert not task.missing_columns(RECORDS[name])
 
 
-@pytest.mark.parametrize("name", REFERENCES)
+@pytest.mark.parametrize("name", TASKS)
 def test_reference(name: str):
     """Catches a reference without the space after the prompt, calculator notes, and Windows line ends."""
     assert get_task(name).reference(RECORDS[name]) == REFERENCES[name]
 
 
-def test_a_task_without_references_serves_prompts_alone():
-    """Catches a chat prompt that needs a reference, and solved examples without answers."""
-    assert set(TASKS) - set(REFERENCES) == {"specbench"}
-    task, record = get_task("specbench"), RECORDS["specbench"]
-    assert task.chat_messages(record) == [{"role": "user", "content": "Add 1 and 1."}]
-    for render in (task.few_shot_prompt, task.chat_messages):
-        with pytest.raises(ValueError, match="task 'specbench' has no references: remove --shots"):
-            render(record, [record | {"turns": ["Add 3."]}])
-
-
-@pytest.mark.parametrize("name", sorted(REFERENCES.keys() - {"rewrite"}))  # whose references are its prompts
+@pytest.mark.parametrize("name", TASKS)
 def test_a_model_that_starts_the_next_shot_is_cut(name: str):
     """Catches stop strings that do not occur at the start of the next example, which would then be scored too."""
     task, record = get_task(name), RECORDS[name]
