@@ -39,9 +39,6 @@ WARPERS = frozenset(
     }
 )
 
-# Warpers and the processors that upstream runs after them.
-AFTER_TEMPERATURE = WARPERS | {lp.WatermarkLogitsProcessor, lp.LogitNormalization}
-
 # Processors of single positions. They use neither prefix nor row, so one call processes a whole block. Top-h is not
 # included, as compiling it has not been tested.
 POINTWISE_PROCESSORS = (WARPERS - {lp.TopHLogitsWarper}) | {

@@ -5,7 +5,6 @@ Letters: B batch, G drafted positions, V vocabulary, D hidden width. Needs torch
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 
@@ -156,7 +155,6 @@ class Round:
 
     Attributes:
         draft, verdict: None if no row had draft tokens.
-        greedy: bool `[B]`, True for greedy rows; None if all rows sample or all are greedy.
         num_drafted: long `[B]`, draft tokens up to the row's gamma or its first drafted EOS.
         num_accepted: long `[B]`, 0 to `num_drafted`.
         next_token: long `[B]`, the residual token at the first rejection, or the bonus token after all draft tokens.
@@ -164,8 +162,6 @@ class Round:
         ended: bool `[B]`, an EOS was emitted.
         faults: long `[B]`, error code per row; 0 means that all values used were valid.
     """
-
-    OUTCOME: ClassVar = ("num_drafted", "num_accepted", "next_token", "num_emitted", "ended", "faults")
 
     draft: DraftOutput | None
     target: TargetOutput
@@ -177,7 +173,6 @@ class Round:
     num_emitted: torch.Tensor
     ended: torch.Tensor
     faults: torch.Tensor
-    greedy: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -185,10 +180,10 @@ class DecodingContext:
     """Settings of a call that a verifier may check before the first forward pass.
 
     `batch_size` rows come from `num_prompts` prompts (`num_return_sequences` each). `temperature` is 0 when greedy and
-    None if it differs between rows. `target` and `draft` are the models without wrappers, or None in vLLM; `draft` is
-    also None for prompt lookup and early exit. `draft_hidden_size` is None for draft tokens without a distribution
-    (prompt lookup, and greedy draft tokens in vLLM), and 0 for those with a distribution but no hidden states.
-    `draft_name` is empty without a draft model, or names the source of draft tokens.
+    None in vLLM, where it differs between rows. `target` and `draft` are the models without wrappers, or None in vLLM;
+    `draft` is also None for prompt lookup. `draft_hidden_size` is None for draft tokens without a distribution (prompt
+    lookup, and greedy draft tokens in vLLM), and 0 for those with a distribution but no hidden states. `draft_name` is
+    empty without a draft model, or names the source of draft tokens.
     """
 
     batch_size: int

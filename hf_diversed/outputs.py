@@ -258,8 +258,8 @@ class TokenRecords:
         """Return the product of p / v over the tokens of each row, float32 `[B]`: 1 for lossless verifiers.
 
         Averages of sampled rows with these weights are unbiased for the target's processed distribution if v > 0
-        wherever p > 0. They do not correct for top-k, top-p and temperature, which p contains. Weights of greedy rows
-        have no meaning: their v is a point mass.
+        wherever p > 0. They do not correct for top-k, top-p and temperature, which p contains. In greedy decoding they
+        have no meaning: v is a point mass.
 
         Raises:
             ValueError: if the verifier does not compute v, so that `log_prob` is NaN.

@@ -32,8 +32,8 @@ every_verifier = pytest.mark.parametrize(
 
 
 def supported(verifier) -> Iterator[dict]:
-    """Yield settings of calls that the verifier supports: greedy, sampled, a temperature per row, prompt lookup."""
-    for settings in ({"do_sample": False}, {}, {"diversed_temperature": [0.0, 0.7, 1.0, 1.3]}, LOOKUP):
+    """Yield settings of calls that the verifier supports: greedy, sampled, prompt lookup."""
+    for settings in ({"do_sample": False}, {}, LOOKUP):
         needs_model = verifier.needs_hidden_states is True or verifier.needs_draft_confidence
         if not (verifier.greedy_only and settings.get("do_sample", True)) and not (settings is LOOKUP and needs_model):
             yield settings

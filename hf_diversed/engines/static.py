@@ -164,15 +164,15 @@ class StaticEngine(EagerEngine):
     def _shape(self, gamma: int, verifier_state: VerifierState) -> Shape:
         """Return the shape that a round with this gamma is compiled for."""
         rows = self.rows
-        rest = (gamma, *sorted(verifier_state.row_values), verifier_state.state is None, *self._sampling)
+        rest = (gamma, *sorted(verifier_state.row_values), verifier_state.state is None, self._sampled)
         return Shape(size_for(len(rows.ids)), self.target.capacity_after(max(rows.lengths.host) + gamma), rest)
 
     def _step_shape(self, shape: Shape, width: int) -> Shape:
-        return shape._replace(rest=(width, *self._sampling))
+        return shape._replace(rest=(width, self._sampled))
 
     @property
-    def _sampling(self) -> tuple[bool, bool]:
-        return self.random_source is not None, self.rows.temperatures is None
+    def _sampled(self) -> bool:
+        return self.random_source is not None
 
     def ready(self, gamma: int, verifier_state: VerifierState) -> bool:
         if self._settings is None:
@@ -213,7 +213,6 @@ class StaticEngine(EagerEngine):
                 lengths=rows.lengths.device,
                 gamma=gamma,
                 draft_limit=rows.draft_limit(gamma).device,
-                temperatures=rows.temperatures,
                 draft_noise=draft_noise,
                 round_noise=round_noise,
                 row_values=verifier_state.row_values,

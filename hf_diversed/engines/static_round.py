@@ -14,7 +14,7 @@ from hf_diversed.engines.buffers import Buffers
 from hf_diversed.engines.static_model import Traits, extend
 from hf_diversed.generation.decoding import verify
 from hf_diversed.generation.drafting import Step, draft_scores, draw_draft_tokens, join_steps
-from hf_diversed.generation.processing import run_in_order, run_pointwise
+from hf_diversed.generation.processing import run_pointwise
 from hf_diversed.sampling import RoundNoise
 from hf_diversed.verifiers.base import Verifier, VerifierState
 
@@ -50,8 +50,10 @@ class CallSettings:
         """All objects whose code the verification of a block runs."""
         return [self.target, *self.processors, *self.verifier.components()]
 
-    def process(self, logits: torch.Tensor, temperatures: torch.Tensor | None) -> torch.Tensor:
-        return run_in_order(self.processors, run_pointwise, logits, temperatures)
+    def process(self, scores: torch.Tensor) -> torch.Tensor:
+        for processor in self.processors:
+            scores = run_pointwise(processor, scores)
+        return scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +63,7 @@ class RoundInputs:
     Attributes:
         gamma: draft tokens per row.
         tail: long `[R, 2]`, the last two ids of each row. lengths: long `[R]`, the number of ids of each row.
-        draft_limit: long `[R]`, the maximum number of draft tokens per row. temperatures: see `RaggedRows`.
+        draft_limit: long `[R]`, the maximum number of draft tokens per row.
         draft_noise: gamma tensors, see `draw`; empty for greedy drafting. round_noise: see `RoundNoise`.
         row_values, state: see `VerifierState`.
     """
@@ -70,7 +72,6 @@ class RoundInputs:
     tail: torch.Tensor
     lengths: torch.Tensor
     draft_limit: torch.Tensor
-    temperatures: torch.Tensor | None
     draft_noise: list[torch.Tensor]
     round_noise: RoundNoise
     row_values: dict[str, torch.Tensor]
@@ -95,7 +96,7 @@ def draft_block(
     steps: list[Step] = []
     for index in range(inputs.gamma):
         noise = inputs.draft_noise[index] if inputs.draft_noise else None
-        steps.append(step(settings, buffers, feed, columns, noise, inputs.temperatures))
+        steps.append(step(settings, buffers, feed, columns, noise))
         feed, columns = steps[-1].tokens, inputs.lengths[:, None] + index
     return steps
 
@@ -106,13 +107,11 @@ def draft_step(
     feed: torch.Tensor,
     columns: torch.Tensor,
     noise: torch.Tensor | None,
-    temperatures: torch.Tensor | None,
 ) -> Step:
     """Draft one token per row after the tokens `feed` at `columns`, both long `[R, 1 or 2]`."""
     logits, hidden = extend(settings.draft, settings.draft_traits, buffers, feed, columns, 1)
-    raw, scores = draft_scores(logits, settings.vocab_size, lambda raw: settings.process(raw, temperatures))
-    greedy = None if temperatures is None else temperatures == 0.0
-    return Step(draw_draft_tokens(scores[:, 0], noise, greedy)[:, None], scores, raw, hidden)
+    raw, scores = draft_scores(logits, settings.vocab_size, settings.process)
+    return Step(draw_draft_tokens(scores[:, 0], noise)[:, None], scores, raw, hidden)
 
 
 def verify_block(settings: CallSettings, buffers: Buffers, inputs: RoundInputs, steps: list[Step]) -> Round:
@@ -132,14 +131,9 @@ def verify_block(settings: CallSettings, buffers: Buffers, inputs: RoundInputs, 
     block = torch.cat([inputs.tail[:, 1:], draft.tokens], dim=1)
     columns = inputs.lengths[:, None] + torch.arange(-1, inputs.gamma, device=block.device)
     logits, hidden_states = extend(settings.target, settings.target_traits, buffers, block, columns, inputs.gamma + 1)
-    target = TargetOutput(
-        settings.process(logits, inputs.temperatures), hidden_states, logits if settings.keep_raw else None
-    )
-    greedy = None if inputs.temperatures is None else inputs.temperatures == 0.0
+    target = TargetOutput(settings.process(logits), hidden_states, logits if settings.keep_raw else None)
     verifier_state = VerifierState(inputs.row_values, inputs.state)
-    round = verify(
-        settings.verifier, inputs.tail, draft, target, verifier_state, settings.eos_ids, inputs.round_noise, greedy
-    )
+    round = verify(settings.verifier, inputs.tail, draft, target, verifier_state, settings.eos_ids, inputs.round_noise)
     return _trim(round, settings)
 
 

@@ -86,8 +86,6 @@ def check_source(source: str, request: Request) -> None:
         value = _compat.explicit_entry(config, name) if value is None else value
         if value and value != CONSTANT:
             raise ValueError(f"{name}={value!r} is not supported with {source}, whose draft blocks do not end early.")
-    if request.temperatures is not None:
-        raise ValueError(f"diversed_temperature is not supported with {source}; pass temperature=.")
     if request.random_source is not None:
         raise ValueError(f"random_source is not supported with {source}, which draws from torch's generator.")
     verifier = request.verifier

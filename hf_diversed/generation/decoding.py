@@ -5,12 +5,12 @@ the host; prompt lookup, streamers and stopping criteria add transfers, and a ru
 one per draft token.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from hf_diversed.blocks import DraftOutput, Round, TargetOutput, Verdict
+from hf_diversed.blocks import DraftOutput, Round, TargetOutput
 from hf_diversed.generation.drafting import Drafter
 from hf_diversed.generation.faults import FAULTS, INVALID_PROBS, find_faults, find_invalid_probs
 from hf_diversed.generation.processing import BlockProcessor, StopTracker
@@ -107,9 +107,7 @@ class EagerEngine:
         target = TargetOutput(scores, hidden, logits if self.keep_raw else None)
         round_noise = RoundNoise() if self.random_source is None else self.random_source.round_noise(scores)
         text = rows.view(max(rows.lengths.host), rows.lengths)
-        return verify(
-            self.verifier, text, draft, target, verifier_state, rows.eos_ids_device, round_noise, rows.greedy
-        )
+        return verify(self.verifier, text, draft, target, verifier_state, rows.eos_ids_device, round_noise)
 
     def rewind(self, round: Round, accepted: list[int]) -> None:
         """Discard rejected draft tokens from the caches. `accepted`: number of accepted draft tokens per row."""
@@ -142,23 +140,15 @@ def verify(
     verifier_state: VerifierState,
     eos_ids: torch.Tensor | None,
     round_noise: RoundNoise,
-    greedy: torch.Tensor | None = None,
 ) -> Round:
     """Run the verifier on a block, accept a prefix of each row's draft tokens and sample the next token.
-
-    If only some rows are greedy, the block is verified in both modes, as verifiers process a block as a whole.
 
     Args:
         input_ids: long `[B, L]`, the ids so far. draft: None if no row has draft tokens; the verifier is not called.
         verifier_state: the verifier's settings and state per row.
         eos_ids: long `[E]`, on the device; None without EOS.
-        round_noise: all None for greedy decoding. greedy: see `Round`.
+        round_noise: all None for greedy decoding.
     """
-    if greedy is not None:
-        sampled = verify(verifier, input_ids, draft, target, verifier_state, eos_ids, round_noise)
-        greedy_draft = None if draft is None else replace(draft, sampled=False)
-        argmax = verify(verifier, input_ids, greedy_draft, target, verifier_state, eos_ids, RoundNoise())
-        return _mixed(greedy, argmax, sampled)
     target_probs = target.at if round_noise.noise is None else target.probs
     if draft is None:
         verdict, num_drafted = None, torch.zeros_like(target.scores[:, 0, 0], dtype=torch.long)
@@ -211,27 +201,3 @@ def commit(rows: RaggedRows, round: Round, verifier: Verifier) -> RecordedRound:
     recorded = RecordedRound(rows.origins, rows.lengths.host, drafted, accepted, new.host)
     rows.advance(new, PerRow(ended, round.ended))
     return recorded
-
-
-def _mixed(greedy: torch.Tensor, argmax: Round, sampled: Round) -> Round:
-    """Combine the results of `argmax` for greedy rows, bool `[B]`, with those of `sampled` for the others."""
-
-    def pick(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        return torch.where(greedy.view(-1, *[1] * (first.ndim - 1)), first, second)
-
-    def pick_optional(first: torch.Tensor | None, second: torch.Tensor | None) -> torch.Tensor | None:
-        return None if first is None or second is None else pick(first, second)
-
-    outcome: dict[str, Any] = {name: pick(getattr(argmax, name), getattr(sampled, name)) for name in Round.OUTCOME}
-    first, second = argmax.verdict, sampled.verdict
-    if first is None or second is None:
-        return replace(sampled, verdict=None, greedy=greedy, **outcome)
-    trace = replace(
-        second.trace,
-        weight=pick_optional(first.trace.weight, second.trace.weight),
-        tv=pick_optional(first.trace.tv, second.trace.tv),
-        bias=pick_optional(first.trace.bias, second.trace.bias),
-    )
-    accept_prob, state = pick(first.accept_prob, second.accept_prob), pick_optional(first.state, second.state)
-    verdict = Verdict(accept_prob, second.replacement, state, trace)
-    return replace(sampled, verdict=verdict, greedy=greedy, **outcome)

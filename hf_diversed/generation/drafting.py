@@ -282,21 +282,20 @@ class ModelDrafter(Drafter):
         process = partial(self.processor, rows, offset=step, counts=here)
         raw, scores = draft_scores(logits.to(rows.ids.device), self.vocab_size, process)
         noise = None if self.random_source is None else self.random_source.draft_noise(scores[:, 0])
-        tokens = draw_draft_tokens(scores[:, 0], noise, rows.greedy)
+        tokens = draw_draft_tokens(scores[:, 0], noise)
         rows.write(step, tokens)
         return Step(tokens[:, None], scores, raw, hidden)
 
 
-def draw_draft_tokens(scores: torch.Tensor, noise: torch.Tensor | None, greedy: torch.Tensor | None) -> torch.Tensor:
+def draw_draft_tokens(scores: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
     """Return one token per row from q, long `[B]`. `scores` are the processed scores of q, `[B, V]`.
 
     Args:
-        noise: see `draw`; None for the argmax in every row. greedy: bool `[B]`, rows that always use the argmax.
+        noise: see `draw`; None for the argmax.
     """
     if noise is None:
         return scores.argmax(dim=-1)
-    drawn = draw(torch.softmax(scores, dim=-1), noise)
-    return drawn if greedy is None else torch.where(greedy, scores.argmax(dim=-1), drawn)
+    return draw(torch.softmax(scores, dim=-1), noise)
 
 
 def to_vocabulary(logits: torch.Tensor, size: int) -> torch.Tensor:

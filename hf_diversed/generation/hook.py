@@ -57,7 +57,6 @@ def _generate_with_verifier(original, named: dict[str, Any], options: Options, a
         num_assistant_tokens=num_assistant_tokens,
         **{name: arguments.setting(name) for name in STOPPING_SETTINGS},
         output_token_records=bool(options.output_token_records),
-        temperatures=options.diversed_temperature,
         streamer=named.get("streamer"),
         candidate_generator=options.candidate_generator,
     )

@@ -38,7 +38,7 @@ from hf_diversed.generation.request import STOPPING_SETTINGS, Request
 from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.outputs import GenerateDiversedOutput
 from hf_diversed.sampling import RandomSource
-from hf_diversed.verifiers.base import Verifier, read_numbers
+from hf_diversed.verifiers.base import Verifier
 
 
 logger = _compat.get_logger(__name__)
@@ -60,7 +60,6 @@ def diversed_decoding(
     assistant_confidence_threshold: float | None = None,
     output_token_records: bool = False,
     streamer: BaseStreamer | None = None,
-    temperatures: list[float] | torch.Tensor | None = None,
     random_source: RandomSource | None = None,
     candidate_generator: CandidateGenerator | list[CandidateGenerator] | None = None,
     **model_kwargs,
@@ -90,7 +89,6 @@ def diversed_decoding(
         output_token_records: also return `TokenRecords` (needs `return_dict_in_generate=True`).
         streamer: receives every round's tokens once, in order; a `RoundStreamer` also receives records. Batch size
             1 only.
-        temperatures: one per prompt, 0 for greedy; needs `do_sample=True` and temperature 1.
         random_source: source of random numbers; None for torch's generator.
         candidate_generator: drafts instead of `assistant_model`, at most 16 tokens per round unless
             `num_assistant_tokens` is set. Its logits must be the processed ones that the candidates were drawn from;
@@ -125,7 +123,6 @@ def diversed_decoding(
         assistant_confidence_threshold=assistant_confidence_threshold,
         output_token_records=output_token_records,
         streamer=streamer,
-        temperatures=temperatures,
         random_source=random_source,
         candidate_generator=candidate_generator,
     )
@@ -170,15 +167,13 @@ def plan(request: Request) -> Plan:
     max_length = max(min(criteria.max_lengths, default=config.max_length), request.input_ids.shape[1] + 1)
     max_length = min(max_length, MOST_COLUMNS)
     lengths = _plan_draft_lengths(request, source, draft is not None, max_length)
-    temperatures = row_temperatures(request.temperatures, config, request.input_ids)
-    checks.check_verifier(verifier, _context(request, source, draft, temperatures))
+    checks.check_verifier(verifier, _context(request, source, draft))
     rows = RaggedRows(
         request.input_ids,
         max_length,
         lengths.maximum,
         criteria.eos_ids,
         _compat.pad_token_id(config),
-        temperatures,
         readable=model_facts.readable_columns(request.model, prompt_positions(request)),
     )
     parts = Parts(
@@ -205,12 +200,11 @@ def plan(request: Request) -> Plan:
             )
         )
     needs_all_rows = parts.keep_rows or parts.processor.reads_prefix or stops.needs_all_rows
-    sampled = {bool(config.do_sample)} if temperatures is None else {True, False}  # some rows may be greedy
     return Plan(
         engine=engine,
         gamma=lengths.first if engine.drafter.rule is None and not lengths.max_copied else lengths.maximum,
         stops=stops,
-        recorder=Recorder(rows.prompt_length, verifier, sampled, request.streamer, requested),
+        recorder=Recorder(rows.prompt_length, verifier, bool(config.do_sample), request.streamer, requested),
         may_compact=not (needs_all_rows or requested - {"records"}),
     )
 
@@ -293,9 +287,7 @@ def _rule(schedule: str, threshold: float | None) -> StoppingRule | None:
     return ConfidenceRule() if schedule == CONFIDENCE else None
 
 
-def _context(
-    request: Request, source: str | None, draft: PreTrainedModel | None, temperatures: torch.Tensor | None
-) -> DecodingContext:
+def _context(request: Request, source: str | None, draft: PreTrainedModel | None) -> DecodingContext:
     config, batch_size, assistant = request.config, len(request.input_ids), request.assistant_model
     temperature, draft_hidden_size, draft_model = 0.0, None, assistant if draft is None else draft
     if source is not None:
@@ -308,7 +300,7 @@ def _context(
         batch_size=batch_size,
         num_prompts=batch_size // (config.num_return_sequences or 1),
         vocab_size=model_facts.vocab_size(request.model),
-        temperature=temperature if temperatures is None else None,
+        temperature=temperature,
         target_hidden_size=model_facts.hidden_width(request.model),
         draft_hidden_size=draft_hidden_size,
         target_name=model_facts.model_name(request.model),
@@ -316,27 +308,6 @@ def _context(
         target=model_facts.base_model(request.model),
         draft=None if assistant is None else model_facts.base_model(assistant),
     )
-
-
-def row_temperatures(
-    given: list[float] | torch.Tensor | None, config: GenerationConfig, input_ids: torch.Tensor
-) -> torch.Tensor | None:
-    """Expand one temperature per prompt to rows, float32 `[B]`; None if `given` is None. Raises ValueError."""
-    if given is None:
-        return None
-    numbers, prompts = read_numbers(given), len(input_ids) // (config.num_return_sequences or 1)
-    values = torch.tensor(numbers or [], dtype=torch.float32, device="cpu")
-    if numbers is None or len(values) != prompts or not (values.isfinite() & (values >= 0.0)).all():
-        raise ValueError(
-            f"diversed_temperature must be finite numbers >= 0 (0 is greedy), one per prompt ({prompts}), got "
-            f"{given!r:.200}."
-        )
-    if not config.do_sample or config.temperature not in (None, 1.0):
-        raise ValueError(
-            "diversed_temperature sets one temperature per prompt (0 is greedy), so it needs do_sample=True and "
-            f"temperature=1.0, got do_sample={config.do_sample} and temperature={config.temperature}."
-        )
-    return values.repeat_interleave(len(input_ids) // prompts).to(input_ids.device)
 
 
 def requested_gamma(

@@ -43,12 +43,12 @@ class BlockProcessor:
             counts: number of positions per row that are used; the others may stay unprocessed.
         """
 
-        def run(processor: LogitsProcessor, scores: torch.Tensor) -> torch.Tensor:
+        for processor in self.processors:
             if type(processor) in _compat.POINTWISE_PROCESSORS:
-                return run_pointwise(processor, scores)
-            return self._by_column(processor, rows, scores, offset, counts)
-
-        return run_in_order(self.processors, run, scores, rows.temperatures)
+                scores = run_pointwise(processor, scores)
+            else:
+                scores = self._by_column(processor, rows, scores, offset, counts)
+        return scores
 
     @staticmethod
     def _by_column(processor, rows: RaggedRows, scores: torch.Tensor, offset: int, counts: PerRow) -> torch.Tensor:
@@ -82,32 +82,6 @@ def _for_rows(processor: LogitsProcessor, index: torch.Tensor) -> LogitsProcesso
         processor = copy.copy(processor)
         processor.prompt_ignore_length = ignored.to(index.device)[index]
     return processor
-
-
-def run_in_order(
-    processors: Iterable[LogitsProcessor],
-    run: Callable[[LogitsProcessor, torch.Tensor], torch.Tensor],
-    scores: torch.Tensor,
-    temperatures: torch.Tensor | None,
-) -> torch.Tensor:
-    """Apply all processors to scores `[B, N, V]`, each by `run`.
-
-    Args:
-        temperatures: float32 `[B]`, one per row; 0 is greedy. As in upstream, temperature is the first of the warpers,
-            and greedy rows use no warpers. None without temperatures per row.
-    """
-    if temperatures is None:
-        for processor in processors:
-            scores = run(processor, scores)
-        return scores
-    greedy = (temperatures == 0.0)[:, None, None]
-    divisor, is_divided = torch.where(greedy, 1.0, temperatures[:, None, None]), False
-    for processor in processors:
-        if not is_divided and type(processor) in _compat.AFTER_TEMPERATURE:
-            scores, is_divided = scores / divisor, True
-        processed = run(processor, scores)
-        scores = torch.where(greedy, scores, processed) if type(processor) in _compat.WARPERS else processed
-    return scores if is_divided else scores / divisor
 
 
 def run_pointwise(processor: LogitsProcessor, scores: torch.Tensor) -> torch.Tensor:

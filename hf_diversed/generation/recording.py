@@ -80,7 +80,7 @@ class RecordedRound:
         num_positions: G, 0 without draft tokens.
         is_lossless: whether the verifier is known to be lossless in this call.
         records: of its G + 1 positions; None unless token records are returned or streamed.
-        ratio: v / p of the emitted tokens in sampled rows, else NaN; None without records.
+        ratio: v / p of the emitted tokens, NaN in greedy decoding; None without records.
     """
 
     rows: list[int]
@@ -102,7 +102,7 @@ class Recorder:
 
     Args:
         prompt_length: S. verifier: that of the call.
-        sampled: whether tokens are sampled; both values if only some rows are greedy.
+        sampled: whether tokens are sampled.
         streamer: receives the tokens of each round; None for no stream.
         requested: additional return values of the call: any of "records", "scores", "logits".
     """
@@ -111,13 +111,13 @@ class Recorder:
         self,
         prompt_length: int,
         verifier: Verifier,
-        sampled: set[bool],
+        sampled: bool,
         streamer: BaseStreamer | None,
         requested: set[str],
     ):
         self.prompt_length, self.streamer, self.requested = prompt_length, streamer, requested
         self.strictnesses = verifier.strictness_per_row()
-        self.is_lossless = all(map(verifier.is_lossless, sampled))
+        self.is_lossless = verifier.is_lossless(sampled)
         self.rounds: list[RecordedRound] = []
         self._describes = "records" in requested or isinstance(streamer, RoundStreamer)
         self._columns: dict[str, list[torch.Tensor]] = {name: [] for name in ("scores", "logits") if name in requested}
@@ -355,28 +355,21 @@ def _log_prob(tokens: torch.Tensor, is_bonus: torch.Tensor, round: Round) -> tor
     v = torch.full_like(p, float("nan"))
     if emitted_probs is not None:
         v = F.pad(emitted_probs().gather(-1, tokens[:, :-1, None]).squeeze(-1), (0, 1))
-    log_prob = torch.where(is_bonus, p, v).log()
-    return log_prob if round.greedy is None else log_prob.masked_fill(round.greedy[:, None], 0.0)
+    return torch.where(is_bonus, p, v).log()
 
 
 def _ratio(records: TokenRecords, round: Round) -> torch.Tensor:
     """Return `RecordedRound.ratio`, float32 `[B, G]`."""
     ratio = (records.log_prob - records.log_prob_target).exp()[:, :-1]
-    if round.round_noise.noise is None:
-        return torch.full_like(ratio, float("nan"))
-    return ratio if round.greedy is None else ratio.masked_fill(round.greedy[:, None], float("nan"))
+    return torch.full_like(ratio, float("nan")) if round.round_noise.noise is None else ratio
 
 
 def _strict_prob(draft: DraftOutput, trace: Trace, round: Round) -> torch.Tensor:
-    """Return the lossless acceptance probability per draft token: float32 `[B, G]`, 0 or 1 in greedy rows."""
+    """Return the lossless acceptance probability per draft token: float32 `[B, G]`, 0 or 1 in greedy decoding."""
     target, strict = round.target, trace.strict_prob
     if round.round_noise.uniforms is None:
         return _is_best(draft, target).float()
-    if strict is None:
-        strict = acceptance(target.prob(draft.tokens), draft.prob(draft.tokens))
-    if round.greedy is None:
-        return strict
-    return torch.where(round.greedy[:, None], _is_best(draft, target).float(), strict)
+    return acceptance(target.prob(draft.tokens), draft.prob(draft.tokens)) if strict is None else strict
 
 
 def _is_relaxed(strict_prob: torch.Tensor, round: Round) -> torch.Tensor:

@@ -49,7 +49,6 @@ class Request:
     assistant_confidence_threshold: float | None
     output_token_records: bool
     streamer: BaseStreamer | None
-    temperatures: list[float] | torch.Tensor | None
     random_source: RandomSource | None
     candidate_generator: CandidateGenerator | list[CandidateGenerator] | None
 

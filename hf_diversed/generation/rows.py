@@ -45,8 +45,6 @@ class RaggedRows:
             the host and the maximum of int64 on the device.
         eos_ids: long `[E]`, on the host; None without EOS.
         filler_id: `pad_id`, or 0 if it is negative (`eos_token_id=-1`), because models and processors read it.
-        temperatures: float32 `[B]`, one per row; 0 is greedy. None if all rows are decoded alike.
-        greedy: bool `[B]`, greedy rows of a batch that samples; None if all rows are decoded alike.
 
     Args:
         spare: number of columns after `max_length` for draft tokens; at least gamma.
@@ -60,14 +58,12 @@ class RaggedRows:
         spare: int,
         eos_ids: list[int],
         pad_id: int,
-        temperatures: torch.Tensor | None = None,
         readable: int | None = None,
     ):
         batch_size, self.prompt_length = input_ids.shape
         device = input_ids.device
         self.readable = max_length - 1 if readable is None else min(readable, max_length - 1)
-        self.max_length, self.pad_id, self.temperatures = max_length, pad_id, temperatures
-        self.greedy = None if temperatures is None else temperatures == 0.0
+        self.max_length, self.pad_id = max_length, pad_id
         self.filler_id = max(pad_id, 0)
         self.limit, self._spare = max_length + spare, spare
         width = min(max(self.prompt_length + spare + 1, SMALLEST_WIDTH), self.limit)
@@ -160,8 +156,6 @@ class RaggedRows:
         self._write_back()
         kept = rows.tolist()
         self.ids, self.ends_device = self.ids[rows], self.ends_device[rows]
-        if self.temperatures is not None and self.greedy is not None:
-            self.temperatures, self.greedy = self.temperatures[rows], self.greedy[rows]
         self.lengths = self.lengths.keep(rows, kept)
         self.origins, self.ends = ([x[row] for row in kept] for x in (self.origins, self.ends))
         self.row_index = self.row_index[: len(kept)]

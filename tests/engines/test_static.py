@@ -249,16 +249,6 @@ def test_a_verifier_that_cannot_be_traced_is_reported(pair, caplog, monkeypatch)
     assert assert_same(pair, TRACED).stats.engine == "compiled"
 
 
-def test_rows_of_two_temperatures():
-    """Catches temperatures that are constants of a compiled round."""
-    pair = pair_of("llama")
-    call = {"do_sample": True, "top_k": 0, "diversed_temperature": [0.0, 1.0, 0.0, 0.6]}
-    out, greedy = decode(pair, TRACED, **call), decode(pair, {})
-    assert torch.equal(
-        out.sequences[::2, : greedy.sequences.shape[1]], greedy.sequences[::2, : out.sequences.shape[1]]
-    )
-
-
 def test_scores_records_and_streams(pair):
     """Catches requested outputs that a compiled round omits."""
     call = {"output_scores": True, "output_logits": True, "output_token_records": True}

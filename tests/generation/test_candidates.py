@@ -348,7 +348,6 @@ def refusal(source, match, error=ValueError, **call):
         refusal("own_from_states", "remove the padding", attention_mask=torch.tensor([[0] + [1] * 8])),
         refusal("own", "'confidence' is not supported with candidate", num_assistant_tokens_schedule="confidence"),
         refusal("own", "threshold=0.4 is not supported with", assistant_confidence_threshold=0.4),
-        refusal("own", "diversed_temperature is not supported", diversed_temperature=[0.5], do_sample=True),
         refusal("own", "are two sources of draft tokens", prompt_lookup_num_tokens=3),
         refusal("own", "are two sources of draft tokens", use_mtp=True),
         refusal("mtp:mellum", "are two sources of draft tokens", speculation_type="dflash"),

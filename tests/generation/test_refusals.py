@@ -394,14 +394,6 @@ REFUSED = [
         )
     ),
     *(
-        refused(
-            generate(do_sample=True, diversed_temperature=value),
-            "diversed_temperature; finite numbers >= 0",
-            repr(value),
-        )
-        for value in ("1", ["1", "1"], [True, True], [1.0, None])
-    ),
-    *(
         refused(generate(**{name: [[3, 4], [5, 6]]}), f"{name}; tensor; got list; return_tensors", error=TypeError)
         for name in ("input_ids", "attention_mask", "position_ids")
     ),

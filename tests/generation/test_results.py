@@ -56,16 +56,16 @@ def test_token_records(pair):
 
 
 def test_log_prob_of_emitted_tokens(pair):
-    """Catches sampled log-probabilities in a greedy row, v at bonus tokens, and numbers where there is no v."""
-    call, temperatures = functools.partial(generate, pair, output_token_records=True), [0.0, 1.0, 0.0, 1.0]
-    records = call(verifier="static:0.3", diversed_temperature=temperatures, temperature=None).token_records
-    drafted, bonus, greedy = records.source.clamp_max(1) >= 0, records.source == 2, torch.tensor(temperatures) == 0.0
-    drafted = drafted & ~bonus
+    """Catches sampled log-probabilities in greedy decoding, v at bonus tokens, and numbers where there is no v."""
+    call = functools.partial(generate, pair, output_token_records=True)
+    greedy = call(verifier="static:0.3", do_sample=False).token_records
+    assert (greedy.log_prob[greedy.source >= 0] == 0.0).all()
+    records = call(verifier="static:0.3").token_records
+    bonus = records.source == 2
+    assert bonus.any()
     expected = torch.where(bonus, records.p, 0.3 * records.p + 0.7 * records.q).log()
-    assert bonus[~greedy].any()
-    assert (records.log_prob[greedy][records.source[greedy] >= 0] == 0.0).all()
-    both = torch.where(drafted | bonus, expected, float("nan"))[~greedy]
-    assert torch.allclose(records.log_prob[~greedy], both, atol=1e-4, equal_nan=True)
+    expected = expected.masked_fill(records.source < 0, float("nan"))
+    assert torch.allclose(records.log_prob, expected, atol=1e-4, equal_nan=True)
     assert torch.allclose(records.log_prob_target, records.p.log(), equal_nan=True)
     records = call(verifier="lenience:0.3").token_records
     assert torch.equal(records.log_prob.isnan(), records.source != 2)

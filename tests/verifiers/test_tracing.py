@@ -5,12 +5,15 @@ from dataclasses import fields
 import pytest
 import torch
 
-from hf_diversed.blocks import DraftOutput, Round, TargetOutput
+from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.generation.decoding import verify
 from hf_diversed.sampling import RoundNoise
 from hf_diversed.verifiers import DiversedVerifier, PhaseVerifier, StaticEnsembleVerifier
 from hf_diversed.verifiers.base import VerifierState
 from tests.verifier_cases import VERIFIER_CASES, make_block, random_head
+
+
+OUTCOME = ("num_drafted", "num_accepted", "next_token", "num_emitted", "ended", "faults")
 
 
 def _one_per_verifier():
@@ -52,7 +55,7 @@ def test_a_round_is_one_graph(name, sampled):
     def run(ids, draft_tensors, target_tensors, row_values, state, round_noise):
         q, p = DraftOutput(**draft_tensors, sampled=sampled), TargetOutput(**target_tensors)
         round = verify(verifier, ids, q, p, VerifierState(row_values, state), eos, RoundNoise(*round_noise))
-        return {name: getattr(round, name) for name in Round.OUTCOME}
+        return {name: getattr(round, name) for name in OUTCOME}
 
     arguments = ids, _tensors(draft), _tensors(target), row_values, state, (round_noise.uniforms, round_noise.noise)
     torch.compiler.reset()
