@@ -102,9 +102,9 @@ test-wheel: $(VENV)/.dev
 test-browser: $(VENV)/.docs $(VENV)/.space
 	$(BIN)/python -m pytest tests/browser
 
-# vLLM's kernels and server with the plugin, on a CPU, in a separate environment (3 GB). About 20 minutes; VLLM_PROBLEMS=60
-# uses fewer prompts per verifier.
-vllm: .venv-vllm/.done build/eagle3/config.json
+# vLLM's kernels and server with the plugin, on a CPU, in a separate environment (3 GB). VLLM_PROBLEMS=300 uses more prompts
+# per verifier; EAGLE=1 also tests an EAGLE-3 head, whose training takes two hours.
+vllm: .venv-vllm/.done $(if $(EAGLE),build/eagle3/config.json)
 	OMP_NUM_THREADS=1 HF_DIVERSED_NO_HOOK=1 .venv-vllm/bin/python -m pytest -s tests/vllm
 
 quality: $(VENV)/.dev
@@ -149,7 +149,7 @@ $(VENV)/.dev: $(VENV)/.base
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,dev]" -c $(CONSTRAINTS)
 	touch $@
 
-# A draft head for the embedded target; training takes some minutes.
+# An EAGLE-3 draft head for the embedded target.
 build/eagle3/config.json: .venv-vllm/.done
 	HF_DIVERSED_NO_HOOK=1 .venv-vllm/bin/python -m embedded.eagle3 --output build/eagle3
 

@@ -92,11 +92,13 @@ def free_port() -> int:
 
 
 def start(pair: Path, folder: Path, *more: str) -> Server:
-    """Start `hf-diversed serve` with further options, without waiting until it answers."""
+    """Start `hf-diversed serve` with further options, without waiting until it answers. The pair's draft model is used
+    unless `more` has a --speculative-config."""
     port = free_port()
     log = folder / f"server-{port}.log"
+    draft = () if "--speculative-config" in more else ("--draft", str(pair / "draft"))
     command = [
-        *(sys.executable, "-m", "hf_diversed", "serve", str(pair / "target"), "--draft", str(pair / "draft")),
+        *(sys.executable, "-m", "hf_diversed", "serve", str(pair / "target"), *draft),
         *(*more, *_OPTIONS, "--port", str(port)),
     ]
     with log.open("w") as output:
