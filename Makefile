@@ -6,7 +6,7 @@ CONSTRAINTS := constraints.txt
 WORKERS ?= 2
 OLDEST := tests/test_compat.py tests/test_cache.py tests/head tests/verifiers tests/generation tests/families tests/fuzz
 
-.PHONY: demo space test test-oldest test-newest test-main test-browser test-wheel package notebooks dist docs vllm faults families fuzz bench \
+.PHONY: demo space test test-oldest test-newest test-main test-browser test-wheel package notebooks dist docs vllm families fuzz bench \
 	gpu real quality format results clean
 
 demo: $(VENV)/.base
@@ -58,11 +58,6 @@ dist: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check build -c $(CONSTRAINTS)
 	$(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
-
-# Kills a training run twelve times, at chosen and at random moments, and tests damaged files and full disks.
-faults: $(VENV)/.dev
-	HF_DIVERSED_KILLS=12 OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
-		tests/training/test_resume.py tests/training/test_faults.py tests/training/test_faults_inputs.py
 
 # Compares small models of every causal model type of transformers with plain generate; writes a table. Some minutes.
 families: $(VENV)/.dev

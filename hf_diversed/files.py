@@ -17,18 +17,13 @@ class WriteError(OSError):
 
 
 @contextmanager
-def writing(path: Path, *also: type[Exception]) -> Iterator[None]:
-    """Convert errors in the block to a `WriteError` with the path, which the original message may lack.
-
-    Args:
-        also: exceptions besides `OSError` that a failed write raises in this block.
-    """
-    failures: tuple[type[Exception], ...] = (OSError, *also)
+def writing(path: Path) -> Iterator[None]:
+    """Convert an `OSError` in the block to a `WriteError` with the path, which the original message may lack."""
     try:
         yield
     except WriteError:
         raise
-    except failures as error:
+    except OSError as error:
         raise WriteError(
             f"{path} could not be written: {error}. {_free_space(path)}Free some space, or choose a folder that can "
             "be written to, and run the command again; completed work is kept."

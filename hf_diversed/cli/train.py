@@ -151,8 +151,8 @@ def build_trainer(arguments: TrainArguments, settings: "DiversedConfig") -> "Div
     from hf_diversed.cli.loading import load_task
     from hf_diversed.head import DiversedHead
     from hf_diversed.provenance import publishable
-    from hf_diversed.tasks.rewards import load_reward
     from hf_diversed.training import DiversedTrainer
+    from hf_diversed.training.rewards import load_reward
     from hf_diversed.zoo import load_pair
 
     execution = {"allow_code_execution": arguments.allow_code_execution}

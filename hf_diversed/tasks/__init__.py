@@ -1,4 +1,4 @@
-"""Tasks by name. To add one, write a module here and list it in `TASKS`. `hf_diversed.tasks.rewards` uses them."""
+"""Tasks by name. To add one, write a module here and list it in `TASKS`. `hf_diversed.training.rewards` uses them."""
 
 from hf_diversed.formatting import did_you_mean
 from hf_diversed.tasks.base import HubSource, Record, Task, choose_shots

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 
 if TYPE_CHECKING:
-    from hf_diversed.training.arguments import DiversedConfig
+    from hf_diversed.training.config import DiversedConfig
     from hf_diversed.training.trainer import DiversedTrainer
 
 __all__ = ["DiversedConfig", "DiversedTrainer"]
 
 _HOME_OF = {
-    "DiversedConfig": "arguments",
+    "DiversedConfig": "config",
     "DiversedTrainer": "trainer",
 }
 

@@ -1,4 +1,5 @@
-"""Rollouts: completions drawn with `generate` and a recording verifier, converted to decisions and head inputs."""
+"""Rollouts: completions drawn with `generate` and a recording verifier, converted to decisions and head inputs; and
+the order of the prompts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead
 from hf_diversed.method_names import AS_TRAINED
 from hf_diversed.outputs import SOURCES, SpeculativeStats, TokenRecords
-from hf_diversed.training.acceptance import Decisions
+from hf_diversed.training.objective import Decisions
 from hf_diversed.verifiers import DiversedVerifier, LosslessVerifier
 
 
@@ -150,3 +151,36 @@ def _join(parts: list[tuple[list[int], Rollouts]]) -> Rollouts:
     decisions = Decisions(sequence=torch.cat(sequences), num_sequences=size, **columns)
     completions, ids, finished = (list(column) for column in zip(*rows))
     return Rollouts(completions, ids, finished, decisions, inputs, stats)
+
+
+@dataclass(eq=False)
+class RolloutOrder(torch.utils.data.Sampler[int]):
+    """Yields the prompt indices of a whole run; each group of `batch_size` indices is one update on all devices.
+
+    A group contains `batch_size / num_generations` prompts, each repeated `num_generations` times in a row. Each group
+    is repeated `num_iterations` times, once per update that uses its rollouts. Prompts are reshuffled after each pass.
+    The order depends on the seed only, so a resumed run continues in the same order.
+    """
+
+    num_prompts: int
+    batch_size: int
+    num_generations: int
+    num_iterations: int
+    num_updates: int
+    seed: int
+
+    def __len__(self) -> int:
+        return self.batch_size * self.num_updates
+
+    def __iter__(self) -> Iterator[int]:
+        prompts = self._shuffled()
+        for _ in range(self.num_updates // self.num_iterations):
+            chosen = [next(prompts) for _ in range(self.batch_size // self.num_generations)]
+            group = [prompt for prompt in chosen for _ in range(self.num_generations)]
+            for _ in range(self.num_iterations):
+                yield from group
+
+    def _shuffled(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed)
+        while True:
+            yield from torch.randperm(self.num_prompts, generator=generator).tolist()

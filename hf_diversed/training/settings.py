@@ -25,7 +25,6 @@ class TrainingSettings:
     num_iterations: int = setting(4, "Updates per rollout.")
     max_steps: int = setting(160, "Total updates; max_steps / num_iterations batches of rollouts.")
     learning_rate: float = setting(0.2, "Learning rate of Adam.")
-    lr_scheduler_type: str = setting("linear", "Learning rate schedule, as in transformers.")
     warmup_steps: float = setting(16, "Steps of linear warm-up.")
     max_grad_norm: float = setting(0.0, "0 disables clipping of gradients; importance ratios are clipped instead.")
 
@@ -73,4 +72,3 @@ class TrainingSettings:
     save_steps: float = setting(40, "Updates between checkpoints, a multiple of num_iterations.")
     eval_steps: float | None = setting(40, "Updates between evaluations.")
     metric_for_best_model: str | None = setting("objective", f"Metric of the evaluation: {', '.join(METRICS)}.")
-    greater_is_better: bool | None = setting(True, "Whether a larger value of the metric is better.")

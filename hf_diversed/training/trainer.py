@@ -5,39 +5,39 @@ import dataclasses
 import hashlib
 import json
 import math
-import time
+import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast, broadcast_object_list
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerControl
-from transformers.trainer_utils import IntervalStrategy
+from accelerate.utils import broadcast
+from huggingface_hub import CommitInfo
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerControl
+from transformers.trainer_utils import HubStrategy, IntervalStrategy
 
-from hf_diversed import _compat
-from hf_diversed.files import writing
+from hf_diversed import _compat, model_facts
 from hf_diversed.harness.methods import Method
-from hf_diversed.harness.pair import Pair
+from hf_diversed.harness.pair import Pair, load_tokenizer
 from hf_diversed.harness.prompts import check_context, encode
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.method_names import AS_TRAINED
-from hf_diversed.provenance import data_digest, module_digest, provenance, publishable, weights_digest
-from hf_diversed.tasks.rewards import RewardError, RewardFunc, RewardSum
-from hf_diversed.training.acceptance import Decisions, MixtureAcceptance, TokenAcceptance
-from hf_diversed.training.arguments import HEAD_OPTIONS, DiversedConfig, check_no_head_options, own_settings
-from hf_diversed.training.checkpoints import WRITE_FAILURES, AtomicCheckpoints, Rescue, find_checkpoint
+from hf_diversed.provenance import module_digest, provenance, publishable
+from hf_diversed.training.config import HEAD_OPTIONS, DiversedConfig
 from hf_diversed.training.constraint import ConstraintCallback
-from hf_diversed.training.loading import fresh_head, load_frozen, set_initial_prediction, target_tokenizer
-from hf_diversed.training.objective import diversed_loss, leave_one_out
-from hf_diversed.training.prompts import RolloutOrder, check_rows
+from hf_diversed.training.objective import (
+    Decisions,
+    MixtureAcceptance,
+    TokenAcceptance,
+    accepted_share,
+    diversed_loss,
+    leave_one_out,
+)
 from hf_diversed.training.references import ReferenceRewards
-from hf_diversed.training.rollout import Sampler
-from hf_diversed.training.run_folder import check_writable, sole_run
-from hf_diversed.training.scoring import Rows, Scorer, gathered, known, mean, merged, standard_error
+from hf_diversed.training.rewards import RewardError, RewardFunc, RewardSum, Rows, gathered, known, mean, merged
+from hf_diversed.training.rollout import RolloutOrder, Rollouts, Sampler
 from hf_diversed.verifiers import DiversedVerifier
 
 
@@ -54,7 +54,7 @@ class _Batch:
     old_logit: torch.Tensor
 
 
-class DiversedTrainer(AtomicCheckpoints):
+class DiversedTrainer(Trainer):
     """Trains a `DiversedHead` on rollouts of speculative decoding by policy gradient (arXiv 2604.07622).
 
     The objective is the reward of the completions plus acceptance, see `training/objective.py`. The models are frozen
@@ -69,7 +69,7 @@ class DiversedTrainer(AtomicCheckpoints):
         head: head to continue training; None creates one from `args.head_features`, `args.token_features`,
             `args.head_type` and its initial prediction. These options must keep their defaults if `head` is given.
         reward_funcs: one or more functions `(completions, **columns) -> list[float | None]`, or their names; see
-            `tasks.rewards.load_reward`.
+            `training.rewards.load_reward`.
         args: the settings of the run.
         train_dataset: rows with a "prompt", text or chat messages, and the columns that the rewards read.
         eval_dataset: held-out rows in the same format.
@@ -108,7 +108,7 @@ class DiversedTrainer(AtomicCheckpoints):
     ):
         single = isinstance(reward_funcs, str) or callable(reward_funcs)
         functions: Any = [reward_funcs] if single else reward_funcs
-        self.scorer = Scorer(RewardSum(functions, args.reward_weights))
+        self.rewards = RewardSum(functions, args.reward_weights)
         check_rows("train_dataset", train_dataset)
         if eval_dataset is not None:
             check_rows("eval_dataset", eval_dataset)
@@ -118,8 +118,6 @@ class DiversedTrainer(AtomicCheckpoints):
                 'split). Pass held-out prompts, or eval_strategy="no" and load_best_model_at_end=False.'
             )
         tokenizer = processing_class or target_tokenizer(target)
-        if args.should_save:
-            check_writable(Path(args.output_dir))
         target, draft = load_frozen(target, args), None if draft is None else load_frozen(draft, args)
         if args.n_gpu > 1:
             args._n_gpu = 1  # DataParallel would split groups of rollouts; use `accelerate launch` for more devices
@@ -127,7 +125,10 @@ class DiversedTrainer(AtomicCheckpoints):
         if head is None:
             head = fresh_head(target, draft, args)
         else:
-            check_no_head_options(args)
+            if given := args.changed(HEAD_OPTIONS):
+                raise ValueError(
+                    f"{', '.join(given)} can only be set for a new head, but head= was given; leave them out."
+                )
             self._continued_from = module_digest(head)
         head.config.task = task or head.config.task
         head.config.strictness, head.config.calibration = AS_TRAINED, None  # valid for the earlier weights only
@@ -146,7 +147,6 @@ class DiversedTrainer(AtomicCheckpoints):
         )
         self.sampler = Sampler(Pair(target, draft, tokenizer), settings)
         self.acceptance_model = TokenAcceptance() if head.needs_token else MixtureAcceptance()
-        self.seconds = dict.fromkeys(("reference", "rollout", "reward", "evaluation", "save"), 0.0)
         self.options: dict[str, Any] = {}
         self.batch: _Batch | None = None
         self._step_of_head: int | None = None  # step of the best head, once it is loaded
@@ -160,7 +160,8 @@ class DiversedTrainer(AtomicCheckpoints):
             window=args.dual_window,
             fixed=not args.constrained,
         )
-        kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), self.constraint]
+        self.references = ReferenceRewards()
+        kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), self.constraint, self.references]
         super().__init__(
             head,
             args,
@@ -170,42 +171,22 @@ class DiversedTrainer(AtomicCheckpoints):
             **kwargs,
         )
         self.model_accepts_loss_kwargs = False
-        self.rescue = Rescue(self)
-        self.add_callback(self.rescue)
         self._check_context("train_dataset", train_dataset)
         self._check_context("eval_dataset", eval_dataset or ())
-        if not self._fresh:  # raises for a head of another pair, before references are measured
+        if not self._fresh:  # raises for a head of another pair
             prompt = encode(tokenizer, [train_dataset[0]["prompt"]])
             self.sampler.decoder(Method("diversed", DiversedVerifier(self.model)), prompt, seed=0, max_new_tokens=2)
 
     # Rollouts and updates
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs):
-        """Train the head.
-
-        Args:
-            resume_from_checkpoint: a checkpoint folder, or True for the newest checkpoint in `output_dir`.
-            kwargs: other arguments of `Trainer.train`.
+        """Train the head. Arguments are those of `Trainer.train`.
 
         Raises:
-            ValueError: if the given folder is missing, contains no optimizer state, is not in `output_dir`, or is not
-                the newest checkpoint there.
-            RewardError: if a reward raises. A checkpoint of the steps so far is saved first.
-            OSError: if another run is training in `output_dir`, or a file there cannot be written.
+            RewardError: if a reward raises or returns an invalid value.
         """
-        with sole_run(self.args):
-            checkpoint = find_checkpoint(resume_from_checkpoint, Path(self.args.output_dir))
-            return self._train(checkpoint, **kwargs)
-
-    def _train(self, resume_from_checkpoint: str | None, **kwargs):
-        self._began, self.seconds = time.perf_counter(), dict.fromkeys(self.seconds, 0.0)
-        if self.args.constrained:
-            self._measure_references([*self.train_dataset, *(self.eval_dataset or ())])
         self._step_of_head = None
-        try:
-            output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
-        except RewardError as error:
-            raise self.rescue.save(error) from error
+        output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
             self._step_of_head = self.state.best_global_step
         best = self.state.best_metric
@@ -236,11 +217,10 @@ class DiversedTrainer(AtomicCheckpoints):
         return self.batch
 
     def roll_out(self, rows: Rows) -> _Batch:
-        with self._timed("rollout"):
-            prompts = [row["prompt"] for row in rows]
-            rollouts = self.sampler.relaxed(prompts, self.model, self._seed("rollout", self.state.global_step))
-        with self._timed("reward"):
-            facts = merged(gathered(lambda: [self.scorer.facts(rows, rollouts)]))
+        prompts = [row["prompt"] for row in rows]
+        rollouts = self.sampler.relaxed(prompts, self.model, self._seed("rollout", self.state.global_step))
+        self._measure_references(rows)
+        facts = merged(gathered(lambda: [self._facts(rows, rollouts)]))
         first = self.args.process_index * len(rows)
         if all(reward is None for reward in facts["reward"]):
             raise RewardError("every reward of a batch of rollouts is None; check the reward functions.")
@@ -267,7 +247,7 @@ class DiversedTrainer(AtomicCheckpoints):
         so it reduces variance without adding bias.
         """
         gains = facts["reward"]
-        if self.scorer.references is not None:
+        if self.args.constrained:
             gains = [None if drop is None else -drop for drop in facts["drop"]]
         valid = torch.tensor([gain is not None for gain in gains])
         values = torch.tensor([gain or 0.0 for gain in gains], dtype=torch.float32)
@@ -303,8 +283,7 @@ class DiversedTrainer(AtomicCheckpoints):
 
     def _note(self, facts: dict[str, list]) -> None:
         """Log one batch of rollouts of all devices, and update the constraint."""
-        drops = known(facts.get("drop", []))
-        if drops:
+        if drops := known(facts["drop"]):
             self.constraint.update(len(drops), sum(drops) / len(drops), mean(facts["accepted"]))
             self._metrics["quality_drop"].append(self.constraint.drop)
             self._metrics["effective_acceptance_coef"].append(self.constraint.effective_coef)
@@ -320,42 +299,35 @@ class DiversedTrainer(AtomicCheckpoints):
             if name.startswith("reward"):
                 self._metrics[name if name == "reward" else f"{name}/mean"].append(mean(known(values)))
 
-    def _stored_references(self) -> ReferenceRewards:
-        """Return the stored reference rewards, read by the first process: other nodes may not share its disk."""
-        args = self.args
-        references = ReferenceRewards(
-            Path(args.output_dir) / "reference_rewards.json",
-            {
-                "target": self.model.config.base_model_name_or_path,
-                "target_weights": weights_digest(self.sampler.pair.target),
-                "rewards": self.scorer.reward.names,
-                "reward_code": data_digest(self.scorer.reward.code),
-                "chat_template": data_digest(self.sampler.pair.tokenizer.chat_template),
-                "reward_weights": self.scorer.reward.weights,
-                "generations": args.reference_generations,
-                "seed": args.seed,
-                **dataclasses.asdict(self.sampler.settings),
-            },
-        )
-        references.rewards = broadcast_object_list([references.rewards])[0]
-        return references
+    def _facts(self, rows: Rows, rollouts: Rollouts) -> dict[str, list]:
+        """Return lists with one entry per rollout: rewards, drop against the target, accepted share, length and
+        truncation; and "counts" of the whole batch."""
+        facts = self.rewards.of_rows(rows, rollouts.completions, rollouts.completion_ids)
+        references = [self.references[row] if self.args.constrained else None for row in rows]
+        counts = rollouts.stats
+        return facts | {
+            "drop": [
+                None if reference is None or reward is None else reference - reward
+                for reference, reward in zip(references, facts["reward"])
+            ],
+            "accepted": accepted_share(rollouts.decisions).tolist(),
+            "length": [len(ids) for ids in rollouts.completion_ids],
+            "clipped": [float(not finished) for finished in rollouts.finished],
+            "counts": [(counts.num_accepted, counts.num_drafted, counts.num_emitted, counts.num_rounds)],
+        }
 
     def _measure_references(self, rows: Rows) -> None:
-        """Measure the target's own reward on every row without a stored one."""
-        args = self.args
-        references = self.scorer.references or self._stored_references()
-        self.scorer.references = references
-        portion = max(1, 2 * args.generation_batch_size * args.world_size // args.reference_generations)
-        with self._timed("reference"):
-            references.measure(rows, self._reference_rewards, portion, save=self.is_world_process_zero())
+        """In a constrained run, measure the target's own reward on this device's rows that have none yet."""
+        if not self.args.constrained:
+            return
+        repeated = [row for row in self.references.missing(rows) for _ in range(self.args.reference_generations)]
+        seed = self._seed("reference", len(self.references.rewards))
 
-    def _reference_rewards(self, rows: Rows, number: int) -> list[tuple[dict[str, Any], float | None]]:
-        """Return (row, reward) of each completion drawn from the target distribution, on all devices."""
-        args = self.args
-        local = [row for row in rows[args.process_index :: args.world_size] for _ in range(args.reference_generations)]
-        prompts = [row["prompt"] for row in local]
-        drawn = self.sampler.lossless(prompts, self._seed("reference", number))
-        return gathered(lambda: list(zip(local, self.scorer.rewards(local, *drawn)["reward"])) if local else [])
+        def measured() -> list[tuple[dict[str, Any], float | None]]:
+            drawn = self.sampler.lossless([row["prompt"] for row in repeated], seed)
+            return list(zip(repeated, self.rewards.of_rows(repeated, *drawn)["reward"]))
+
+        self.references.add(gathered(lambda: measured() if repeated else []))
 
     def _check_context(self, name: str, rows: Rows) -> None:
         pair = self.sampler.pair
@@ -375,11 +347,9 @@ class DiversedTrainer(AtomicCheckpoints):
             times the acceptance rate.
         """
         rows = list(self.eval_dataset if eval_dataset is None else eval_dataset)
-        if self.args.constrained:
-            self._measure_references(rows)
         local = rows[self.args.process_index :: self.args.world_size]
-        with self._timed("evaluation"):
-            facts = merged(gathered(lambda: [self.evaluated(local)] if local else []))
+        self._measure_references(local)
+        facts = merged(gathered(lambda: [self.evaluated(local)] if local else []))
         accepted, drafted, emitted, rounds = (sum(column) for column in zip(*facts["counts"]))
         metrics = {
             "reward": mean(known(facts["reward"])),
@@ -388,7 +358,7 @@ class DiversedTrainer(AtomicCheckpoints):
         }
         if self.args.constrained:
             drops = known(facts["drop"])
-            metrics["quality_drop"], metrics["quality_drop_error"] = mean(drops), standard_error(drops)
+            metrics["quality_drop"], metrics["quality_drop_error"] = mean(drops), _standard_error(drops)
         metrics["objective"] = self.constraint.objective(metrics)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         self.log(metrics)
@@ -399,7 +369,7 @@ class DiversedTrainer(AtomicCheckpoints):
         prompts = [row["prompt"] for row in rows]
         size = self.args.per_device_eval_batch_size
         seed = self._seed("evaluation", 0)
-        return self.scorer.facts(rows, self.sampler.relaxed(prompts, self.model, seed, size, keep_inputs=False))
+        return self._facts(rows, self.sampler.relaxed(prompts, self.model, seed, size, keep_inputs=False))
 
     # Logs and checkpoints
 
@@ -407,16 +377,7 @@ class DiversedTrainer(AtomicCheckpoints):
         if "loss" in logs:
             logs |= {name: mean(values) for name, values in self._metrics.items()}
             self._metrics.clear()
-        if "loss" in logs or "train_runtime" in logs:  # the latter is logged last
-            rest = time.perf_counter() - self._began - sum(self.seconds.values())
-            logs |= {f"time/{name}": round(value, 2) for name, value in (self.seconds | {"update": rest}).items()}
         super().log(logs, start_time)
-
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self.seconds[phase] += time.perf_counter() - began
 
     def _seed(self, purpose: str, number: int) -> int:
         """Return a seed per purpose, number and device, so that a resumed run draws the same random numbers."""
@@ -432,14 +393,14 @@ class DiversedTrainer(AtomicCheckpoints):
             return
         folder = Path(output_dir or self.args.output_dir)
         step = self.state.global_step if self._step_of_head is None else self._step_of_head
-        settings = own_settings(self.args)
+        settings = self.args.recorded()
         if self._continued_from is not None:
             settings = {name: value for name, value in settings.items() if name not in HEAD_OPTIONS}
         record = provenance(self.args.seed, self.sampler.pair.target.device) | {
             "options": self.options,
             "training": publishable(settings),
             "continued_from": self._continued_from,
-            "rewards": self.scorer.reward.names,
+            "rewards": self.rewards.names,
             "step": step,
             "validation": self._validation(step),
             "acceptance_coef": self.constraint.coef,
@@ -447,9 +408,8 @@ class DiversedTrainer(AtomicCheckpoints):
             "num_eval_prompts": len(self.eval_dataset or ()),
             "world_size": self.args.world_size,
         }
-        with writing(folder, *WRITE_FAILURES):
-            self.model.save_pretrained(folder)
-            (folder / "provenance.json").write_text(json.dumps(record, indent=2, default=str) + "\n")
+        self.model.save_pretrained(folder)
+        (folder / "provenance.json").write_text(json.dumps(record, indent=2, default=str) + "\n")
 
     def _validation(self, step: int) -> dict[str, float] | None:
         """Return the metrics of the evaluation at `step`; None if there was none."""
@@ -460,38 +420,123 @@ class DiversedTrainer(AtomicCheckpoints):
         return {name.removeprefix("eval_"): value for name, value in entry.items() if name.startswith("eval_")}
 
     def _load_callback_state(self) -> None:
-        """Restore the constraint's state from the checkpoint, but keep this run's settings, which may differ."""
+        """Restore the constraint and the references from the checkpoint, but keep this run's settings."""
         super()._load_callback_state()
         self._fresh = False
-        restored = next(cb for cb in self.callback_handler.callbacks if isinstance(cb, ConstraintCallback))
-        self.constraint.continue_from(restored)
-        self.callback_handler.remove_callback(restored)
-        self.callback_handler.add_callback(self.constraint)
-        self._select_best()
+        for own in (self.constraint, self.references):
+            restored = next(item for item in self.callback_handler.callbacks if type(item) is type(own))
+            own.continue_from(restored)
+            self.callback_handler.remove_callback(restored)
+            self.callback_handler.add_callback(own)
 
-    def _select_best(self) -> None:
-        """Choose the best evaluated step by the metric and the limit of this run, which may be new.
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        **kwargs,
+    ) -> CommitInfo | None:
+        """Publish the head with its training record in one commit; the first process returns it.
 
-        With `load_best_model_at_end`, only steps with a checkpoint are candidates.
+        `blocking` has no effect, as a head is small. `kwargs` are those of `DiversedHead.push_to_hub`.
         """
-        if self.args.metric_for_best_model is None:
-            return
-        values: dict[int, float] = {}
-        for entry in self.state.log_history:
-            step = entry["step"]
-            metrics = self._validation(step)
-            if metrics is None or (self.args.constrained and "quality_drop" not in metrics):
-                continue
-            metrics["objective"] = self.constraint.objective(metrics)
-            value = metrics[self.args.metric_for_best_model.removeprefix("eval_")]
-            if not math.isnan(value) and (self._checkpoint(step).is_dir() or not self.args.load_best_model_at_end):
-                values[step] = value
-        best = (max if self.args.greater_is_better else min)(values, key=values.__getitem__, default=None)
-        self.state.best_global_step = best
-        self.state.best_metric = None if best is None else values[best]
-        self.state.best_model_checkpoint = None
-        self._locate_best()
+        args = self.args
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        return self.model.push_to_hub(
+            self.hub_model_id or args.hub_model_id or Path(args.output_dir).absolute().name,
+            training=Path(args.output_dir) / "provenance.json",
+            commit_message=commit_message,
+            token=token or args.hub_token,
+            revision=revision or args.hub_revision,
+            **({"private": args.hub_private_repo} | kwargs),
+        )
 
-    def _save_checkpoint(self, model, trial) -> None:
-        with self._timed("save"):
-            super()._save_checkpoint(model, trial)
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Publish the head only: transformers would also upload pickle files."""
+        if self.args.hub_strategy == HubStrategy.END:
+            return
+        try:
+            self.push_to_hub(commit_message=f"Training in progress, step {self.state.global_step}")
+        except OSError as error:
+            logger.warning(f"training continues, but its head could not be published: {error}")
+
+
+def check_rows(name: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Raise ValueError if rows of a dataset cannot be trained on; `name` is that of the dataset."""
+    if not len(rows):
+        raise ValueError(f'{name} must hold rows with a "prompt", got no row.')
+    for row in rows:
+        if "prompt" not in row:
+            raise ValueError(f'{name} must hold rows with a "prompt", got one with {sorted(row)}.')
+        if "completions" in row:
+            raise ValueError(f"{name} must not have a column 'completions', which rewards receive; rename the column.")
+
+
+def load_frozen(model: PreTrainedModel | str, args: DiversedConfig) -> PreTrainedModel:
+    """Return a model in eval mode and without gradients. A name is loaded onto the device of this process.
+
+    Raises:
+        ValueError: for `model_init_kwargs` that are not a dict, or with a loaded model, which they would not change.
+    """
+    if isinstance(model, str):
+        init_kwargs = args.model_init_kwargs or {}
+        if isinstance(init_kwargs, str):
+            raise ValueError(f"model_init_kwargs must be a JSON object or a dict, got {init_kwargs!r}.")
+        options = {"dtype": "auto", "device_map": {"": args.device}} | init_kwargs
+        model = AutoModelForCausalLM.from_pretrained(model, **options)
+    elif args.model_init_kwargs:
+        raise ValueError(
+            f"model_init_kwargs={args.model_init_kwargs} has no effect on the loaded {type(model).__name__}; leave it "
+            "out, or pass the model's name."
+        )
+    return model.eval().requires_grad_(False)
+
+
+def target_tokenizer(target: PreTrainedModel | str) -> PreTrainedTokenizerBase:
+    """Return the target's tokenizer, padding on the left."""
+    name = target if isinstance(target, str) else model_facts.base_model(target).name_or_path
+    if not name:
+        raise ValueError("the tokenizer cannot be found for a target without a name; pass processing_class=.")
+    return load_tokenizer(name)
+
+
+def fresh_head(target: PreTrainedModel, draft: PreTrainedModel | None, args: DiversedConfig) -> DiversedHead:
+    """Return a new head for a pair; without a draft model, one for prompt lookup."""
+    if draft is None and args.head_features != "distribution":
+        raise ValueError(
+            'draft tokens from prompt lookup have no hidden states, so head_features must be "distribution", got '
+            f"{args.head_features!r}."
+        )
+    config = DiversedHeadConfig.for_pair(
+        target,
+        draft,
+        head_type=args.head_type,
+        features=args.head_features,
+        token_features=args.token_features,
+        num_assistant_tokens=args.num_assistant_tokens,
+        training_temperature=args.temperature,
+    )
+    # On the CPU only: torch.manual_seed would also seed CUDA's generators, which fork_rng([]) does not restore.
+    with torch.random.fork_rng([]):
+        torch.default_generator.manual_seed(args.seed)
+        head = DiversedHead(config)
+    set_initial_prediction(head, args)
+    return head
+
+
+def set_initial_prediction(head: DiversedHead, args: DiversedConfig) -> None:
+    """Initialize a head to the weight `args.initial_weight` or, with token features, to `args.initial_lenience`. Call
+    this again after `standardize`, so that the predictions stay the same."""
+    if head.needs_token:
+        head.start_lenient(args.initial_lenience)
+        return
+    with torch.no_grad():
+        head.out.bias.fill_(math.log(args.initial_weight / (1.0 - args.initial_weight)))
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    """Return the standard error of the mean; 0 for fewer than two values."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0

@@ -1,12 +1,11 @@
 """Runs that several tests use."""
 
 import copy
-from pathlib import Path
 
 import pytest
 
 from tests.tiny import BOS, word_tokenizer
-from tests.training import runs, short_runs
+from tests.training import runs
 
 
 @pytest.fixture(scope="session")
@@ -18,24 +17,6 @@ def done(tmp_path_factory):
     settings = {"acceptance_coef": None, "reward_weights": [1.0, 2.0], "learning_rate": 0.3, "max_steps": 6}
     rewards = [runs.letters, runs.zero]
     return runs.trained(tmp_path_factory.mktemp("run"), rewards, models=models, **evaluated, **settings), before
-
-
-@pytest.fixture(scope="session")
-def unbroken(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("unbroken")
-    short_runs.trainer(folder).train()
-    return folder
-
-
-@pytest.fixture(scope="session")
-def unbroken_best(tmp_path_factory) -> Path:
-    """The same with evaluations; the best head is saved in "final"."""
-    folder = tmp_path_factory.mktemp("best")
-    done = short_runs.trainer(folder, evaluated=True)
-    done.train()
-    assert done.state.best_global_step == 2
-    done.save_model(str(folder / "final"))
-    return folder
 
 
 @pytest.fixture(scope="session")

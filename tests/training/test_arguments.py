@@ -61,7 +61,6 @@ REFUSED = [
     ("save inside", {"save_steps": 3}, "save_steps must be a positive multiple"),
     ("save by ratio", {"save_steps": 0.5}, "save_steps must be a positive multiple"),
     ("evaluation inside", {"eval_strategy": "steps", "eval_steps": 3}, "eval_steps must be a positive multiple"),
-    ("checkpoints at any step", {"auto_find_batch_size": True}, "auto_find_batch_size are not supported"),
     ("best of unsaved", BEST | {"eval_steps": 2, "save_steps": 4}, "eval_steps must equal save_steps=4 .*, got 2"),
 ]
 

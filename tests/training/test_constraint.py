@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_diversed.training.arguments import MIN_WINDOW
 from hf_diversed.training.constraint import ConstraintCallback
+from hf_diversed.training.settings import MIN_WINDOW
 
 
 WINDOW = 100

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from hf_diversed.sampling import acceptance
-from hf_diversed.training.acceptance import Decisions, MixtureAcceptance, TokenAcceptance
 from hf_diversed.training.objective import (
+    Decisions,
+    MixtureAcceptance,
+    TokenAcceptance,
     accepted_share,
     diversed_loss,
     expected_acceptance,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_diversed.training.prompts import RolloutOrder
+from hf_diversed.training.rollout import RolloutOrder
 
 
 search = settings(max_examples=60, deadline=None, derandomize=True)

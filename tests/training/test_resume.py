@@ -1,105 +1,82 @@
-"""Runs that are killed with SIGKILL and resumed end exactly where an undisturbed run ends.
+"""A run that is interrupted and resumed from its last checkpoint ends exactly where an undisturbed run ends."""
 
-A few kills by default: one at each place in `PAUSES`, and two at random moments. `make faults` runs more.
-"""
-
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from tests.training.driver import PAUSES
-
-
-NUM_KILLS = int(os.environ.get("HF_DIVERSED_KILLS", "9"))
-SEED = 5
-REPOSITORY = Path(__file__).parents[2]
+from tests.training import runs
 
 
-class Runs(NamedTuple):
-    """The folders of an uninterrupted and an interrupted run, and the kills."""
+SETTINGS = {"max_steps": 6, "learning_rate": 0.3, "acceptance_coef": None}
+EVALUATED = {"eval_strategy": "steps", "load_best_model_at_end": True, "metric_for_best_model": "reward"}
 
-    unbroken: Path
-    broken: list[Path]
-    kills: list[dict]
+
+def trainer(folder: Path, reward=runs.letters, **settings):
+    return runs.trainer(folder, reward, eval_dataset=runs.rows()[:3], **(SETTINGS | EVALUATED | settings))
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory) -> Runs:
-    folder = tmp_path_factory.mktemp("runs")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    command = [sys.executable, "-m", "tests.training.driver", str(folder), str(SEED), str(NUM_KILLS)]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-3000:]
-    report = json.loads(done.stdout.splitlines()[-1])
-    assert report["finished"]
-    return Runs(folder / "unbroken", [folder / name for name in report["finished"]], report["kills"])
+def unbroken(tmp_path_factory):
+    done = trainer(tmp_path_factory.mktemp("unbroken"))
+    done.train()
+    return done
 
 
-def test_kills_hit_critical_places(killed):
-    """Catches a driver that kills too rarely, or never during a save or the measurement of reference rewards."""
-    assert len(killed.kills) == NUM_KILLS
-    assert sum(kill["in_save"] for kill in killed.kills) >= 3
-    assert {kill["pause"] for kill in killed.kills} >= set(PAUSES)
-    assert any(kill["pause"] == "reward" and not kill["in_save"] for kill in killed.kills)
-    assert any(kill["pause"] is None for kill in killed.kills)
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    """A run that is interrupted between its second and third rollouts, and resumed."""
+    folder, calls = tmp_path_factory.mktemp("resumed"), []
+
+    def interrupted(completions, **columns):
+        calls.append(len(completions))
+        if (folder / "checkpoint-4").is_dir():
+            raise KeyboardInterrupt
+        return runs.letters(completions)
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer(folder, interrupted).train()
+    assert not (folder / "checkpoint-6").exists()
+    again = trainer(folder)
+    again.train(resume_from_checkpoint=True)
+    return again
 
 
-def test_last_head_is_bitwise_that_of_the_unbroken_run(killed):
-    """Catches rollouts that depend on where the process started, and a best head of an interrupted save."""
-    for run in killed.broken:
-        for folder in (".", "checkpoint-16"):
-            found, expected = ((path / folder / "model.safetensors").read_bytes() for path in (run, killed.unbroken))
-            assert found == expected
+def test_all_heads_are_bitwise_those_of_the_unbroken_run(unbroken, resumed):
+    """Catches rollouts, references or a learning rate that depend on where the process started."""
+    for step in (2, 4, 6):
+        one, two = (
+            load_file(Path(run.args.output_dir) / f"checkpoint-{step}/model.safetensors")
+            for run in (unbroken, resumed)
+        )
+        assert one.keys() == two.keys()
+        assert all(torch.equal(value, two[name]) for name, value in one.items())
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
-def test_state_files_are_bitwise_those_of_the_unbroken_run(killed, name: str):
-    """Catches an optimizer, a learning rate or a random state that is reset."""
-    for run in killed.broken:
-        found, expected = (_load(path / "checkpoint-16" / name) for path in (run, killed.unbroken))
-        assert _plain(found) == _plain(expected)
+def test_constraint_references_and_best_step_are_those_of_the_unbroken_run(unbroken, resumed):
+    """Catches a lost coefficient or mean, references that are measured again, and an evaluation that is left out."""
+    assert resumed.constraint.state() == unbroken.constraint.state()
+    assert len(resumed.constraint.batches) == 3
+    assert resumed.references.rewards == unbroken.references.rewards
+    assert resumed.state.best_global_step == unbroken.state.best_global_step
+    assert resumed.state.best_metric == unbroken.state.best_metric
+    evaluated = [[line for line in run.state.log_history if "eval_reward" in line] for run in (unbroken, resumed)]
+    assert [line["eval_objective"] for line in evaluated[0]] == [line["eval_objective"] for line in evaluated[1]]
+    assert len(evaluated[1]) == 3
+    head, other = unbroken.model.state_dict(), resumed.model.state_dict()  # the best ones
+    assert all(torch.equal(value, other[name]) for name, value in head.items())
 
 
-def test_multiplier_references_and_log_are_those_of_the_unbroken_run(killed):
-    """Catches a lost coefficient or mean, references drawn with other seeds, and duplicated log lines."""
-    expected = json.loads((killed.unbroken / "final.json").read_text())
-    assert len(expected["constraint"]["attributes"]["batches"]) == 8
-    assert len(expected["references"]) == 10
-    for run in killed.broken:
-        found = json.loads((run / "final.json").read_text())
-        for part, value in expected.items():
-            assert found[part] == value, part
-
-
-def test_same_checkpoints_remain_and_all_are_complete(killed):
-    """Catches an incomplete checkpoint, and a rotation that removes other checkpoints after an interruption."""
-
-    def files(run: Path) -> dict[str, set[str]]:
-        return {folder.name: {path.name for path in folder.iterdir()} for folder in run.glob("checkpoint-*")}
-
-    for run in killed.broken:
-        assert files(run) == files(killed.unbroken)
-
-
-def _load(path: Path):
-    return torch.load(path, weights_only=False)  # numpy's random state is no tensor
-
-
-def _plain(value):
-    """Tensors as bytes, so that == compares bits."""
-    if isinstance(value, torch.Tensor):
-        return value.dtype, tuple(value.shape), value.numpy().tobytes()
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value
+def test_the_limit_can_change_on_resume(tmp_path):
+    """Catches bounds of the interrupted run that override the new ones, and a running mean that is lost."""
+    first = runs.trained(tmp_path, acceptance_coef=None, max_quality_drop=0.01, max_steps=4)
+    again = runs.trainer(tmp_path, acceptance_coef=None, max_quality_drop=0.2, acceptance_coef_max=0.25, max_steps=6)
+    again.train(resume_from_checkpoint=True)
+    assert again.constraint in again.callback_handler.callbacks
+    assert (again.constraint.max_drop, again.constraint.high) == (0.2, 0.25)
+    assert again.constraint.batches[:2] == first.constraint.batches
+    assert len(again.constraint.batches) == 3
+    fixed = runs.trainer(tmp_path, acceptance_coef=0.7, max_steps=8)
+    fixed.train(resume_from_checkpoint=True)
+    assert fixed.constraint.effective_coef == 0.7

@@ -10,7 +10,7 @@ from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import SOURCES
-from hf_diversed.training.acceptance import MixtureAcceptance, TokenAcceptance
+from hf_diversed.training.objective import MixtureAcceptance, TokenAcceptance
 from hf_diversed.training.rollout import Rollouts, Sampler
 from hf_diversed.verifiers import diversed
 from tests.tiny import EOS, tiny_draft, tiny_model

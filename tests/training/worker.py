@@ -49,8 +49,8 @@ def main(folder: Path) -> None:
     record = {"world_size": trainer.args.world_size, "backend": trainer.accelerator.state.backend}
     record |= {"batches": trainer.batches, "gradients": trainer.gradients, "num_drawn": trainer.num_drawn}
     record |= {"head": trainer.model.state_dict(), "constraint": trainer.constraint.state()}
-    references = trainer.scorer.references
-    record |= {"references": references.rewards, "missing": references.missing(runs.rows(PROMPTS))}
+    drawn = [row for row in runs.rows(PROMPTS) for batch in trainer.batches if row["prompt"] in batch["prompts"]]
+    record |= {"references": trainer.references.rewards, "missing": trainer.references.missing(drawn)}
     record |= {"history": trainer.state.log_history}
     torch.save(record, folder / f"rank-{trainer.args.process_index}.pt")
 

@@ -1,13 +1,12 @@
 """Arguments, return values and sums of rewards."""
 
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from hf_diversed.tasks import execution, get_task
-from hf_diversed.tasks.rewards import RewardSum, call_reward, load_reward, task_reward
+from hf_diversed.training.rewards import RewardSum, call_reward, load_reward, task_reward
 
 
 def chat(text: str) -> list[dict[str, str]]:
@@ -162,27 +161,6 @@ def test_columns_with_the_names_of_parameters():
     """Catches a column of the dataset that is taken for a parameter of the call."""
     columns = {"function": ["f"], "self": ["s"], "name": ["n"]}
     assert RewardSum([constant(2.0)])(["x"], **columns)["reward"] == [2.0]
-
-
-def test_code_of_rewards():
-    """Catches two rewards of one name that cannot be told apart."""
-
-    class Scaled:
-        def __call__(self, completions, **columns):
-            return [3.0] * len(completions)
-
-    rewards = [
-        lambda completions: [1.0],
-        lambda completions: [2.0],
-        lambda completions: [len(text) + 2 for text in completions],
-        lambda completions: [len(text) + 1 for text in completions],
-        partial(len_reward, weight=1),
-        Scaled(),
-    ]
-    codes = RewardSum(rewards).code
-    assert len(set(codes)) == len(rewards)
-    assert codes[4] == RewardSum([len_reward]).code[0]
-    assert RewardSum([partial(max)]).code == [""]
 
 
 def len_reward(completions, **columns):

@@ -9,14 +9,16 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import CodeType
 from typing import Any
+
+from accelerate.utils import gather_object
 
 from hf_diversed.tasks import get_task
 from hf_diversed.tasks.base import Record, Task
 
 
 RewardFunc = Callable[..., list[float | None]]
+Rows = Sequence[dict[str, Any]]
 _NO_COLUMNS = {"prompts", "completions", "completion_ids"}
 _EXCERPT = 200  # largest length of an item in a message
 
@@ -115,7 +117,6 @@ class RewardSum:
 
     Attributes:
         names: name of each reward.
-        code: bytecode of each reward, see `_code`.
 
     Args:
         functions: at least one function or name, see `load_reward`; equal names get a number.
@@ -136,7 +137,6 @@ class RewardSum:
             )
         if not all(map(math.isfinite, self.weights)):
             raise ValueError(f"reward_weights must be finite, got {self.weights}.")
-        self.code = [_code(function) for function in self.functions]
         names = [_name(function) for function in self.functions]
         self.names = [name if names.count(name) == 1 else f"{name}_{index}" for index, name in enumerate(names)]
 
@@ -147,6 +147,15 @@ class RewardSum:
             "reward": [_weighted_sum(values, self.weights) for values in zip(*rewards)],
             **{f"rewards/{name}": values for name, values in zip(self.names, rewards)},
         }
+
+    def of_rows(self, rows: Rows, texts: list[str], completion_ids: list[list[int]]) -> dict[str, list[float | None]]:
+        """Return the same for completions of dataset rows, with TRL's calling convention."""
+        chat = [[{"role": "assistant", "content": text}] for text in texts]
+        completions = texts if isinstance(rows[0]["prompt"], str) else chat
+        names = {name: None for row in rows for name in row if name != "prompt"}  # rows of several tasks differ
+        columns: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names}
+        columns |= {"prompts": [row["prompt"] for row in rows], "completion_ids": completion_ids}
+        return self(completions, **columns)
 
 
 def _weighted_sum(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
@@ -217,15 +226,29 @@ def _name(function: RewardFunc) -> str:
     return function.__name__ if inspect.isroutine(function) else type(function).__name__
 
 
-def _code(function: RewardFunc) -> str:
-    """Return the bytecode of a reward with the names and constants in it; "" for functions in C. Comments, closures
-    and the arguments of `partial` do not change it."""
-    function = function.func if isinstance(function, partial) else function
-    called = function if inspect.isroutine(function) else type(function).__call__
-    return _bytecode(called.__code__) if hasattr(called, "__code__") else ""
+def gathered(make: Callable[[], list]) -> list:
+    """Return the items that `make` returns on all devices, in the order of their ranks. A `RewardError` on one device
+    is raised on all, because the others would wait forever."""
+    try:
+        local = make()
+    except RewardError as error:
+        local = [error]
+    items = gather_object(local)
+    if failed := next((item for item in items if isinstance(item, RewardError)), None):
+        raise failed
+    return items
 
 
-def _bytecode(code: CodeType) -> str:
-    plain = [constant for constant in code.co_consts if isinstance(constant, (bool, int, float, str, bytes))]
-    inner = [_bytecode(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
-    return f"{code.co_code.hex()} {code.co_names} {plain} {inner}"
+def merged(by_device: list[dict[str, list]]) -> dict[str, list]:
+    """Concatenate the facts of all devices, in the order of their ranks."""
+    return {name: [value for facts in by_device for value in facts[name]] for name in by_device[0]}
+
+
+def known(values: Sequence[float | None]) -> list[float]:
+    """Return the values that are not None."""
+    return [value for value in values if value is not None]
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean; NaN for no values."""
+    return sum(values) / len(values) if values else float("nan")

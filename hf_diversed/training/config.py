@@ -1,4 +1,4 @@
-"""Arguments of a training run; names follow TRL where it has an equivalent."""
+"""Settings of a training run; names follow TRL where it has an equivalent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -10,21 +10,24 @@ from hf_diversed.training.settings import BASELINES, METRICS, MIN_WINDOW, Traini
 from hf_diversed.verifiers.base import check_range
 
 
+# Options of a new head, which a given one does not use.
+HEAD_OPTIONS = ("head_features", "token_features", "head_type", "initial_weight", "initial_lenience")
+_INF = float("inf")
 _RANGES = (
-    ("generation_batch_size", 1, float("inf")),
-    ("per_device_eval_batch_size", 1, float("inf")),
-    ("num_generations", 1, float("inf")),
-    ("num_iterations", 1, float("inf")),
-    ("num_assistant_tokens", 1, float("inf")),
-    ("max_completion_length", 2, float("inf")),
-    ("reference_generations", 1, float("inf")),
-    ("dual_window", MIN_WINDOW, float("inf")),
-    ("top_k", 0, float("inf")),
+    ("generation_batch_size", 1, _INF),
+    ("per_device_eval_batch_size", 1, _INF),
+    ("num_generations", 1, _INF),
+    ("num_iterations", 1, _INF),
+    ("num_assistant_tokens", 1, _INF),
+    ("max_completion_length", 2, _INF),
+    ("reference_generations", 1, _INF),
+    ("dual_window", MIN_WINDOW, _INF),
+    ("top_k", 0, _INF),
     ("top_p", 0.0, 1.0),
     ("initial_weight", 0.01, 0.99),
     ("initial_lenience", 1e-4, 1.0),
-    ("acceptance_coef", 0.0, float("inf")),
-    ("acceptance_coef_min", 0.0, float("inf")),
+    ("acceptance_coef", 0.0, _INF),
+    ("acceptance_coef_min", 0.0, _INF),
     ("max_quality_drop", 0.0, 1.0),
     ("dual_learning_rate", 0.0, 1.0),
     ("clip_range", 0.0, 1.0),
@@ -67,6 +70,15 @@ class DiversedConfig(TrainingSettings, TrainingArguments):
     def constrained(self) -> bool:
         return self.acceptance_coef is None
 
+    def changed(self, names: Sequence[str]) -> list[str]:
+        """Return the names of the options that do not have their default."""
+        defaults = {item.name: item.default for item in fields(TrainingSettings)}
+        return [name for name in names if getattr(self, name) != defaults[name]]
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the fields in `TrainingSettings`, for the provenance record."""
+        return {item.name: getattr(self, item.name) for item in fields(TrainingSettings)}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, low, high in _RANGES:
@@ -78,7 +90,13 @@ class DiversedConfig(TrainingSettings, TrainingArguments):
                 f"temperature must be above 0, got {self.temperature!r}: greedy rollouts give no policy gradient. A "
                 "head trained at temperature 1 can also be used for greedy decoding."
             )
-        self._check_baseline()
+        if self.baseline not in (None, *BASELINES):
+            raise ValueError(f"baseline must be one of {', '.join(BASELINES)}, or None, got {self.baseline!r}.")
+        if self.baseline == "prompt" and self.num_generations < 2:
+            raise ValueError(
+                f"baseline=prompt needs num_generations of at least 2, got {self.num_generations}: a rollout is "
+                "compared with the prompt's other rollouts."
+            )
         if not self.acceptance_coef_min <= self.acceptance_coef_init <= self.acceptance_coef_max:
             raise ValueError(
                 "acceptance_coef_init must lie between acceptance_coef_min and acceptance_coef_max, got "
@@ -88,9 +106,17 @@ class DiversedConfig(TrainingSettings, TrainingArguments):
             raise ValueError(
                 f"metric_for_best_model must be one of {', '.join(METRICS)}, got {self.metric_for_best_model!r}."
             )
-        self._check_ignored(["initial_weight" if self.token_features else "initial_lenience"], "token_features")
+        self._check_unused("token_features", ["initial_weight" if self.token_features else "initial_lenience"])
         if not self.constrained:
-            self._check_ignored(_OF_CONSTRAINT, "acceptance_coef")
+            self._check_unused("acceptance_coef", _OF_CONSTRAINT)
+        self._check_steps()
+
+    def _check_unused(self, option: str, names: Sequence[str]) -> None:
+        """Raise ValueError if an option is set that has no effect with the value of `option`."""
+        if given := self.changed(names):
+            raise ValueError(f"not used with {option}={getattr(self, option)}: {', '.join(given)}. Leave them out.")
+
+    def _check_steps(self) -> None:
         if self.gradient_accumulation_steps != 1:
             raise ValueError(
                 f"gradient_accumulation_steps must be 1, got {self.gradient_accumulation_steps}: updates are "
@@ -101,60 +127,16 @@ class DiversedConfig(TrainingSettings, TrainingArguments):
                 f"per_device_train_batch_size must be a multiple of num_generations={self.num_generations}, got "
                 f"{self.per_device_train_batch_size}: each device draws whole groups."
             )
-        if getattr(self, "enable_jit_checkpoint", False) or self.auto_find_batch_size:
-            raise ValueError(
-                "enable_jit_checkpoint and auto_find_batch_size are not supported: a run can be resumed at rollouts "
-                "only, and its batch size determines the groups of rollouts. Leave them out."
-            )
-        for name, used in (
-            ("max_steps", True),
-            ("save_steps", self.save_strategy == "steps"),
-            ("eval_steps", self.eval_strategy == "steps"),
-        ):
+        saves, evaluates = self.save_strategy == "steps", self.eval_strategy == "steps"
+        for name in ["max_steps"] + ["save_steps"] * saves + ["eval_steps"] * evaluates:
             steps = getattr(self, name)
-            if used and steps is not None and (steps < 1 or steps % self.num_iterations):
+            if steps < 1 or steps % self.num_iterations:
                 raise ValueError(
                     f"{name} must be a positive multiple of num_iterations={self.num_iterations}, got {steps!r}: "
                     "runs can be resumed at rollouts only."
                 )
-        by_steps = self.eval_strategy == "steps" and self.save_strategy == "steps"
-        if self.load_best_model_at_end and by_steps and self.eval_steps != self.save_steps:
+        if self.load_best_model_at_end and saves and evaluates and self.eval_steps != self.save_steps:
             raise ValueError(
                 f"eval_steps must equal save_steps={self.save_steps:g} with load_best_model_at_end, got "
                 f"{self.eval_steps!r}: the best head is loaded from its checkpoint."
             )
-
-    def _check_ignored(self, names: Sequence[str], option: str) -> None:
-        """Raise ValueError if an option is set that has no effect with the value of `option`."""
-        if given := _changed(self, names):
-            raise ValueError(f"not used with {option}={getattr(self, option)}: {', '.join(given)}. Leave them out.")
-
-    def _check_baseline(self) -> None:
-        if self.baseline not in (None, *BASELINES):
-            raise ValueError(f"baseline must be one of {', '.join(BASELINES)}, or None, got {self.baseline!r}.")
-        if self.baseline == "prompt" and self.num_generations < 2:
-            raise ValueError(
-                f"baseline=prompt needs num_generations of at least 2, got {self.num_generations}: a rollout is "
-                "compared with the prompt's other rollouts."
-            )
-
-
-# Options of a new head, which a given one does not use.
-HEAD_OPTIONS = ("head_features", "token_features", "head_type", "initial_weight", "initial_lenience")
-
-
-def check_no_head_options(config: DiversedConfig) -> None:
-    """Raise ValueError if an option of a new head is set."""
-    if given := _changed(config, HEAD_OPTIONS):
-        raise ValueError(f"{', '.join(given)} can only be set for a new head, but head= was given; leave them out.")
-
-
-def _changed(config: DiversedConfig, names: Sequence[str]) -> list[str]:
-    """Return the names of the options that do not have their default."""
-    defaults = {item.name: item.default for item in fields(TrainingSettings)}
-    return [name for name in names if getattr(config, name) != defaults[name]]
-
-
-def own_settings(config: DiversedConfig) -> dict[str, Any]:
-    """Return the values of the fields in `TrainingSettings`, for the provenance record."""
-    return {name: getattr(config, name) for name in sorted(item.name for item in fields(TrainingSettings))}
