@@ -15,7 +15,7 @@ import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerBase, StoppingCriteria, StopStringCriteria
 
 from hf_diversed import _compat
-from hf_diversed.generation.rows import RUNNING, PerRow, RaggedRows
+from hf_diversed.generation.rows import RUNNING, PerRow, RaggedRows, is_one_of
 
 
 _stop_criteria: MutableMapping[PreTrainedTokenizerBase, dict[tuple, StopStringCriteria]] = WeakKeyDictionary()
@@ -58,8 +58,9 @@ class BlockProcessor:
             [column if end is None else min(column, end) for column, end in zip(reached, rows.ends)],
             torch.minimum(starts.device + (counts.device - 1).clamp_min(0), rows.ends_device),
         )
-        rows_at = Counter(start + k for start, count in zip(starts.host, counts.host) for k in range(count))
         takes_any_rows = type(processor) in _compat.ROWWISE_PROCESSORS
+        numbers = counts.host if takes_any_rows else _until_eos(rows, offset, counts.host)
+        rows_at = Counter(start + k for start, count in zip(starts.host, numbers) for k in range(count))
         for column, num_rows in sorted(rows_at.items()):
             ids, steps = rows.drafted_view(column, valid), column - starts.device
             has_position = (steps >= 0) & (steps < counts.device)
@@ -73,6 +74,17 @@ class BlockProcessor:
             processed = processor(ids, scores[at])
             result[at] = torch.where(has_position[:, None], processed.to(result.dtype), result[at])
         return result
+
+
+def _until_eos(rows: RaggedRows, offset: int, counts: list[int]) -> list[int]:
+    """Return how many of `counts` positions per row follow a text without a drafted EOS; later ones are not used."""
+    width = offset + max(counts) - 1  # draft tokens before the last position
+    if rows.eos_ids_device is None or width < 1:
+        return counts
+    drafted = (rows.lengths + width).device  # the end of the draft tokens
+    tokens = rows.ids.gather(1, (drafted[:, None] - width) + torch.arange(width, device=drafted.device))
+    before = (~is_one_of(tokens, rows.eos_ids_device)).long().cumprod(dim=1).sum(dim=1).tolist()
+    return [max(min(count, end - offset + 1), 0) for count, end in zip(counts, before)]
 
 
 def _for_rows(processor: LogitsProcessor, index: torch.Tensor) -> LogitsProcessor:

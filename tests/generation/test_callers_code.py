@@ -180,6 +180,26 @@ def test_tokens_after_eos_may_be_forbidden(pair, batch_size):
     assert torch.equal(ours, target.generate(**call))
 
 
+class EndsAtEos(LogitsProcessor):
+    """A grammar matcher, which must not be called after the end of its text."""
+
+    def __call__(self, input_ids, scores):
+        assert not torch.isin(input_ids[:, 9:], torch.arange(9, 24)).any()
+        return scores
+
+
+@pytest.mark.parametrize("gamma", range(1, 9))
+def test_a_processor_is_not_called_after_a_drafted_eos(pair, gamma):
+    """Catches positions that are scored after a drafted EOS, although no row uses them."""
+    target = pair[0]
+    call = {**ragged_batch(1), **GREEDY, "max_new_tokens": 40, "eos_token_id": [9, *range(10, 24)]}
+    call["logits_processor"] = LogitsProcessorList([EndsAtEos()])
+    expected = target.generate(**call)
+    assert expected.shape[1] < 49
+    call |= {"assistant_model": copy.deepcopy(target), "verifier": "lossless"}
+    assert torch.equal(target.generate(**call, num_assistant_tokens=gamma), expected)
+
+
 class Guided(LogitsProcessor):
     """Uses gradients and stores tensors for a later loss."""
 
