@@ -123,10 +123,11 @@ class Sampler:
             num_sequences=len(records.tokens),
         )
         ids = [tokens[kept].tolist() for tokens, kept in zip(records.tokens, emitted)]
+        completions = [self.decoder.text(row) for row in ids]
         return Rollouts(
-            completions=[self.decoder.text(row) for row in ids],
+            completions=completions,
             completion_ids=ids,
-            finished=[len(row) < self.settings.max_new_tokens or row[-1] in self.decoder.eos_ids for row in ids],
+            finished=[not self.decoder.is_cut_off(row, text) for row, text in zip(ids, completions)],
             decisions=decisions,
             inputs={name: values[rows, columns] for name, values in (records.inputs or {}).items()},
             stats=stats,

@@ -240,6 +240,8 @@ def test_stop_strings_end_a_rollout():
     for found, places in ((rollouts.completions, rollouts.completion_ids), (texts, ids)):
         assert any(text.endswith(stop) and len(row) < MAX_NEW for text, row in zip(found, places))
         assert all(stop not in text[:-1] for text in found)
+    ended = [stop in text or len(row) < MAX_NEW for text, row in zip(rollouts.completions, rollouts.completion_ids)]
+    assert rollouts.finished == ended
     # No coin of what the stop cut off is left.
     counts = rollouts.decisions.counts()
     assert all(count <= len(row) for count, row in zip(counts.tolist(), rollouts.completion_ids))
