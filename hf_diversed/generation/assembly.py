@@ -27,7 +27,7 @@ from hf_diversed.generation.recurrent_model import open_model
 from hf_diversed.generation.request import Request
 from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.sampling import RandomSource
-from hf_diversed.verifiers.base import Verifier
+from hf_diversed.verifiers.base import Verifier, read_integer
 
 
 _UPSTREAM_NGRAM_SIZE = 2  # upstream's default for prompt lookup
@@ -131,7 +131,7 @@ class Parts:
 
     def _drafter(self, runner: Callable[..., RaggedModel], rule: StoppingRule | None) -> Drafter:
         vocab_size = model_facts.vocab_size(self.request.model)
-        ngram_size = self.request.config.max_matching_ngram_size
+        ngram_size = read_integer(self.request.config.max_matching_ngram_size)
         if self.generators:
             return CandidateDrafter(
                 self.generators,

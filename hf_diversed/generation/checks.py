@@ -7,7 +7,7 @@ from hf_diversed import _compat, model_facts
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.generation.options import CONFIDENCE, CONSTANT
 from hf_diversed.generation.request import Request, check_head_and_verifier, is_set
-from hf_diversed.verifiers.base import Verifier, check_range
+from hf_diversed.verifiers.base import Verifier, check_range, read_integer
 
 
 logger = _compat.get_logger(__name__)
@@ -20,11 +20,6 @@ EARLY_EXIT = "assistant_early_exit is not supported with a verifier; pass assist
 TOKEN_HEALING = "token_healing is not supported with a verifier; call model.heal_tokens(input_ids, tokenizer) first."
 # Tokenizers and multimodal processors also return these for plain text; all zeros means text only.
 TEXT_MARKERS = {"token_type_ids", "mm_token_type_ids"}
-
-
-def is_count(value: object) -> bool:
-    """Return whether a value is an integer >= 1 and not a bool."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def check_request(request: Request, source: str | None) -> None:
@@ -54,6 +49,7 @@ def check_request(request: Request, source: str | None) -> None:
     check_rows(model, "target", batch_size)
     if draft is not None:
         check_rows(draft, "draft", batch_size)
+        check_known_ids(model, draft, request.input_ids)
     if request.streamer is not None and batch_size > 1:
         raise ValueError(f"streamers require batch size 1, got {batch_size}, because rows have different lengths.")
     if request.output_token_records and not config.return_dict_in_generate:
@@ -80,7 +76,7 @@ def check_learned_positions(
     if most is None or not model_facts.has_learned_positions(draft):
         return
     reached = int(positions[:, -1].max()) + 1 + max_length - positions.shape[1]
-    if most >= reached:
+    if most >= reached - 1:  # no model reads the last token
         return
     if not model_facts.has_learned_positions(target) or most < (model_facts.max_positions(target) or 0):
         raise ValueError(
@@ -258,21 +254,17 @@ def check_config(config: GenerationConfig) -> None:
     check_cache_implementation(config.cache_implementation)
     if (config.num_beams or 1) > 1:
         raise ValueError(f"num_beams must be 1 with a verifier, got {config.num_beams}; beam search is not supported.")
-    if config.use_cache is False:
-        raise ValueError(
-            "use_cache must be True with a verifier, got False; remove it. Decoding needs the cache of the prefix."
-        )
     modes = {
         "assistant_ensemble_weight": f'pass verifier="static:{config.assistant_ensemble_weight}" instead',
-        "penalty_alpha": "contrastive search is another decoding method; remove it or the verifier",
-        "dola_layers": "DoLa is another decoding method; remove it or the verifier",
-        "force_words_ids": "constrained beam search is another decoding method; remove it or the verifier",
-        "constraints": "constrained beam search is another decoding method; remove it or the verifier",
+        "penalty_alpha": "contrastive search is another decoding method; remove the verifier or pass {name}=None",
+        "dola_layers": "DoLa is another decoding method; remove the verifier or pass {name}=None",
+        "force_words_ids": "this is constrained beam search; remove the verifier or pass {name}=None",
+        "constraints": "this is constrained beam search; remove the verifier or pass {name}=None",
     }
     for name, advice in modes.items():
         value = getattr(config, name)
         if value not in (None, False):
-            raise ValueError(f"{name}={value!r} cannot be combined with a verifier: {advice}.")
+            raise ValueError(f"{name}={value!r} cannot be combined with a verifier: {advice.format(name=name)}.")
     if config.assistant_early_exit is not None:
         raise ValueError(EARLY_EXIT)
     if config.token_healing:
@@ -308,7 +300,7 @@ def check_draft_source(draft: PreTrainedModel | None, config: GenerationConfig, 
         )
     for name in ("prompt_lookup_num_tokens", "max_matching_ngram_size", "prefill_chunk_size"):
         value = getattr(config, name)
-        if value is not None and not is_count(value):
+        if value is not None and (read_integer(value) or 0) < 1:
             raise ValueError(f"{name} must be an integer >= 1, got {value!r}.")
 
 
@@ -330,12 +322,12 @@ def check_cache_implementation(name: str | None) -> None:
     """Raise ValueError for caches with properties that `RaggedCache` lacks; other caches are replaced by it."""
     if name == "paged":
         raise ValueError(
-            'cache_implementation="paged" selects continuous batching, which does not support verifiers; remove it.'
+            'cache_implementation="paged" selects continuous batching, which does not support verifiers; pass None.'
         )
     if name in ("offloaded", "offloaded_static", "quantized"):
         raise ValueError(
             f"cache_implementation={name!r} is not supported: rows of different lengths need this library's cache, "
-            "which can be neither offloaded nor quantized. Remove it."
+            "which can be neither offloaded nor quantized. Pass None."
         )
 
 
@@ -402,6 +394,18 @@ def _special_ids(*tokenizers: PreTrainedTokenizerBase) -> set[int]:
         if isinstance(added, dict):  # a method in MistralCommonBackend
             ids.update(index for index, token in added.items() if token.special)
     return ids
+
+
+def check_known_ids(model: PreTrainedModel, draft: PreTrainedModel, input_ids: torch.Tensor) -> None:
+    """Raise ValueError for prompts with ids that only the target embeds and no model emits, such as image tokens."""
+    known = model_facts.known_ids(draft)
+    if not model_facts.vocab_size(model) <= known < model_facts.known_ids(model):  # further logits are padding
+        return
+    if (highest := int(input_ids.max())) >= known:
+        raise ValueError(
+            f"the draft model {type(model_facts.base_model(draft)).__name__} embeds {known} ids, but the prompts have "
+            f"the id {highest}, which only the target embeds; use another draft model, or remove the id."
+        )
 
 
 def check_stopping(schedule: str | None, threshold: float | None, has_draft_model: bool) -> None:

@@ -38,7 +38,7 @@ from hf_diversed.generation.request import STOPPING_SETTINGS, Request
 from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.outputs import GenerateDiversedOutput
 from hf_diversed.sampling import RandomSource
-from hf_diversed.verifiers.base import Verifier
+from hf_diversed.verifiers.base import Verifier, read_integer
 
 
 logger = _compat.get_logger(__name__)
@@ -235,7 +235,7 @@ def _plan_draft_lengths(request: Request, source: str | None, has_draft_model: b
     schedule = threshold = None
     if source is None:
         schedule, threshold = (_stopping_setting(request, name) for name in STOPPING_SETTINGS)
-    copied = 0 if assistant is None else config.prompt_lookup_num_tokens or 0
+    copied = 0 if assistant is None else read_integer(config.prompt_lookup_num_tokens) or 0
     checks.check_stopping(schedule, threshold, has_draft_model)
     stopping_setting = f"{STOPPING_SETTINGS[0]}={schedule!r}" if schedule == CONFIDENCE else None
     if threshold:
@@ -326,7 +326,8 @@ def requested_gamma(
     draft_setting = _compat.config_entry(getattr(draft, "generation_config", None), "num_assistant_tokens")
     call_settings = (looked_up, num_assistant_tokens, _compat.explicit_entry(config, "num_assistant_tokens"))
     chosen = (*call_settings, verifier.num_assistant_tokens, draft_setting)
-    gamma = next((count for count in chosen if count is not None), None)
-    if gamma is not None and not checks.is_count(gamma):
-        raise ValueError(f"num_assistant_tokens must be an integer >= 1, got {gamma!r}; 3 to 8 suit most pairs.")
+    given = next((count for count in chosen if count is not None), None)
+    gamma = read_integer(given)
+    if given is not None and (gamma is None or gamma < 1):
+        raise ValueError(f"num_assistant_tokens must be an integer >= 1, got {given!r}; 3 to 8 suit most pairs.")
     return gamma

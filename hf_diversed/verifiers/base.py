@@ -1,8 +1,10 @@
 """Base classes of verifiers: callables on ids and scores, like a LogitsProcessor, for a block of draft tokens."""
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
+from typing import Any
 
 import torch
 
@@ -302,7 +304,15 @@ def check_range(
 
 def check_count(name: str, value: float, advice: str = "") -> int:
     """Return `value` as an int >= 1, else raise ValueError. Accepts whole floats, as parsed from the command line."""
-    numbers = read_numbers(value)
-    if numbers is None or len(numbers) != 1 or not numbers[0] >= 1 or not float(numbers[0]).is_integer():
+    count = read_integer(int(value) if isinstance(value, float) and value.is_integer() else value)
+    if count is None or count < 1:
         raise ValueError(f"`{name}` must be an integer >= 1, got {value!r:.200}. {advice}".rstrip())
-    return int(numbers[0])
+    return count
+
+
+def read_integer(value: Any) -> int | None:
+    """Return an integer of any type, also of numpy, as an int; None for all other values and for booleans."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None

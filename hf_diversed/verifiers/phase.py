@@ -7,7 +7,7 @@ import torch
 
 from hf_diversed.blocks import DraftOutput, TargetOutput, Trace, Verdict
 from hf_diversed.sampling import acceptance, total_variation
-from hf_diversed.verifiers.base import CompositeVerifier, Verifier
+from hf_diversed.verifiers.base import CompositeVerifier, Verifier, read_integer
 from hf_diversed.verifiers.lossless import LosslessVerifier
 
 
@@ -37,12 +37,13 @@ class PhaseVerifier(CompositeVerifier):
     def __init__(self, inside: Verifier, outside: Verifier | None = None, *, begin: int, end: int):
         self.inside, self.outside = inside, LosslessVerifier() if outside is None else outside
         super().__init__(self.inside, self.outside)
-        for name, token in (("begin", begin), ("end", end)):
-            if not isinstance(token, int) or isinstance(token, bool) or token < 0:
-                raise ValueError(f"`{name}` must be a token id, got {token!r}; see convert_tokens_to_ids.")
+        for name, given in (("begin", begin), ("end", end)):
+            token = read_integer(given)
+            if token is None or token < 0:
+                raise ValueError(f"`{name}` must be a token id, got {given!r}; see convert_tokens_to_ids.")
         if begin == end:
             raise ValueError(f"`begin` and `end` must be different tokens, got {begin} for both.")
-        self.begin, self.end = begin, end
+        self.begin, self.end = int(begin), int(end)
         self.has_emitted_probs = all(part.has_emitted_probs for part in self._parts)
         self.state_width = self.inside.state_width + self.outside.state_width
 

@@ -167,6 +167,13 @@ class Bench:
         return self.generate(verifier=MISSING, **{"diversed_head": self.head, **kwargs})
 
 
+def embedding(count):
+    """Return a model that embeds more ids than it has logits, as multimodal models do."""
+    model = tiny.tiny_model("llama", seed=5)
+    model.set_input_embeddings(torch.nn.Embedding(count, model.config.hidden_size))
+    return model
+
+
 def few_positions():
     """Return a GPT-2 with positions for 16 ids."""
     config = tiny.tiny_model("gpt2").config
@@ -265,14 +272,13 @@ REFUSED = [
     refused(
         generate(speculation_type="dflash"), 'speculation_type="dflash"; DFlash draft model; got LlamaForCausalLM'
     ),
-    refused(generate(penalty_alpha=0.6, top_k=4), "penalty_alpha=0.6; remove"),
+    refused(generate(penalty_alpha=0.6, top_k=4), "penalty_alpha=0.6; penalty_alpha=None"),
     refused(generate(force_words_ids=[[5]]), "force_words_ids=[[5]]; remove"),
     refused(generate(constraints=["x"]), "constraints=['x']; remove"),
     refused(generate(dola_layers="high"), "dola_layers='high'; remove"),
-    refused(generate(use_cache=False), "use_cache; must be True"),
-    refused(generate(cache_implementation="offloaded"), "'offloaded'; Remove it"),
-    refused(generate(cache_implementation="quantized"), "'quantized'; Remove it"),
-    refused(generate(cache_implementation="paged"), 'cache_implementation="paged"; remove it'),
+    refused(generate(cache_implementation="offloaded"), "'offloaded'; Pass None"),
+    refused(generate(cache_implementation="quantized"), "'quantized'; Pass None"),
+    refused(generate(cache_implementation="paged"), 'cache_implementation="paged"; pass None'),
     refused(generate(token_healing=True), "token_healing; call model.heal_tokens"),
     refused(generate(guidance_scale=1.5), "guidance_scale; Classifier; Drop one"),
     refused(
@@ -343,11 +349,15 @@ REFUSED = [
     *(
         refused(
             lambda name=name: BENCH.generate(
-                tiny.tiny_model(name), assistant_model=few_positions(), max_new_tokens=11
+                tiny.tiny_model(name), assistant_model=few_positions(), max_new_tokens=12
             ),
-            "GPT2LMHeadModel has 16 positions; reach 17 tokens; max_new_tokens",
+            "GPT2LMHeadModel has 16 positions; reach 18 tokens; max_new_tokens",
         )
         for name in ("gpt2", "llama")
+    ),
+    refused(
+        lambda: BENCH.generate(embedding(tiny.VOCAB_SIZE + 4), input_ids=torch.full((2, 6), tiny.VOCAB_SIZE + 1)),
+        f"LlamaForCausalLM embeds {tiny.VOCAB_SIZE} ids; the id {tiny.VOCAB_SIZE + 1}; another draft model",
     ),
     refused(generate(prefill_chunk_size=0), "prefill_chunk_size; >= 1; got 0"),
     refused(
@@ -474,10 +484,18 @@ def test_modes_set_in_the_models_own_config(entry, value, monkeypatch):
     assert ran == []
 
 
+def test_a_checkpoint_without_a_cache(monkeypatch):
+    """Catches `use_cache: false` of a checkpoint, left by gradient checkpointing, as a setting of the call."""
+    own = tf.GenerationConfig(pad_token_id=tiny.PAD, eos_token_id=tiny.EOS, use_cache=False)
+    expected = BENCH.generate()
+    monkeypatch.setattr(BENCH.target, "generation_config", own)
+    assert torch.equal(BENCH.generate(), expected)
+
+
 def test_padding_needs_no_positions():
-    """Catches columns counted in place of positions."""
+    """Catches columns counted in place of positions, and one for the last token, which no model reads."""
     target, padded = tiny.tiny_model("gpt2"), {}
     for name, values in tiny.ragged_batch(2, 6).items():
         padded[name] = torch.nn.functional.pad(values, (4, 0))
-    out = BENCH.generate(target, assistant_model=few_positions(), max_new_tokens=10, **padded)
-    assert torch.equal(out, target.generate(**padded, max_new_tokens=10, do_sample=False))
+    out = BENCH.generate(target, assistant_model=few_positions(), max_new_tokens=11, **padded)
+    assert torch.equal(out, target.generate(**padded, max_new_tokens=11, do_sample=False))

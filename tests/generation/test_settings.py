@@ -1,10 +1,12 @@
 """Sources of a call's settings: keyword, generation config, attachment, the model's own config, the head."""
 
+import numpy as np
 import pytest
 import torch
 from transformers import GenerationConfig
 
 import hf_diversed
+from hf_diversed import LosslessVerifier, PhaseVerifier
 from hf_diversed.generation import checks, planning
 from tests.engines.modes import STATIC
 from tests.tiny import PAD, SAMPLED, generate, ragged_batch, tiny_head
@@ -97,6 +99,17 @@ def test_settings_without_effect_are_warned_of(pair, monkeypatch):
         generate(pair, verifier="lossless", **STATIC, **given)
         assert "compiled rounds do not end early" in warnings.pop()
     assert warnings == []
+
+
+def test_integers_of_numpy_are_accepted(pair):
+    """Catches checks for Python's integers only: sweeps take their settings from an array."""
+    two, three = np.arange(2, 4)
+    call = {"max_new_tokens": np.int64(6), "do_sample": False}
+    expected = pair[0].generate(**ragged_batch(), **call)
+    lookup = {"assistant_model": None, "prompt_lookup_num_tokens": three, "max_matching_ngram_size": two}
+    for given in ({"num_assistant_tokens": three}, lookup, {**lookup, "assistant_model": pair[1]}):
+        verifier = PhaseVerifier(LosslessVerifier(), begin=two, end=three)
+        assert torch.equal(generate(pair, **call, **given, verifier=verifier).sequences, expected)
 
 
 @pytest.mark.parametrize("drafts", ["num_assistant_tokens", "prompt_lookup_num_tokens"])
