@@ -135,13 +135,11 @@ class Verdict:
             draft tokens were accepted (0 or 1 when greedy, also as bool).
         replacement: maps long `[B]` (position of the first rejection) to the unnormalised distribution `[B, V]` of
             the residual token; when greedy, to any `[B, V]` whose argmax is that token.
-        state: `[B, G + 1, state_width]`, the verifier's state after 0..G accepted draft tokens; None without state.
         trace: diagnostics.
     """
 
     accept_prob: torch.Tensor
     replacement: Callable[[torch.Tensor], torch.Tensor]
-    state: torch.Tensor | None = None
     trace: Trace = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:

@@ -14,9 +14,6 @@ class Setting(NamedTuple):
 SETTINGS = {
     "strictness": Setting(0.0, 1.0, "0 accepts every draft token, 0.5 is the head as trained, 1 is lossless."),
     "max_bias": Setting(0.0, 1.0, "0 is lossless, 1 is no bound."),
-    "bias_budget": Setting(
-        0.0, float("inf"), "0 is lossless; values of 1 or more do not bound the total variation, which is at most 1."
-    ),
     "max_ratio": Setting(
         1.0, float("inf"), "1 is lossless, 2 allows at most twice the target's probability, inf is no bound."
     ),

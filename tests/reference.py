@@ -104,7 +104,7 @@ def naive_decoding(
     `Lookup`. `process` maps ids `[1, L]` and scores `[1, V]` of the next token to scores. Adds counts to `stats`.
     """
     eos_ids = eos_id if isinstance(eos_id, Collection) else () if eos_id is None else (eos_id,)
-    ids, limit, state, number = input_ids, input_ids.shape[1] + max_new_tokens, None, 0
+    ids, limit, number = input_ids, input_ids.shape[1] + max_new_tokens, 0
     sampled = randomness is not None
     while ids.shape[1] < limit:
         noises, uniforms, last_noise = randomness.rounds[number] if sampled else ([], None, None)
@@ -118,10 +118,9 @@ def naive_decoding(
         scores = [process(block[:, : ids.shape[1] + k], raw[0, k : k + 1]) for k in range(count + 1)]
         p, verdict = TargetOutput(torch.stack(scores, dim=1), hidden, raw), None
         if count:
-            verdict = verifier(ids, q, p, state)
+            verdict = verifier(ids, q, p)
             while kept < count and (uniforms[0, kept] if sampled else 0.5) < verdict.accept_prob[0, kept]:
                 kept += 1
-            state = None if verdict.state is None else verdict.state[:, kept]
         here = torch.tensor([kept])
         distribution = verdict.replacement(here) if kept < count else (p.probs(here) if sampled else p.at(here))
         ended = 0 < kept == count and int(block[0, -1]) in eos_ids

@@ -35,7 +35,7 @@ def supported(verifier) -> Iterator[dict]:
     """Yield settings of calls that the verifier supports: greedy, sampled, prompt lookup."""
     for settings in ({"do_sample": False}, {}, LOOKUP):
         needs_model = verifier.needs_hidden_states is True or verifier.needs_draft_confidence
-        if not (verifier.greedy_only and settings.get("do_sample", True)) and not (settings is LOOKUP and needs_model):
+        if not (settings is LOOKUP and needs_model):
             yield settings
 
 

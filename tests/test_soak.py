@@ -10,7 +10,7 @@ import torch
 from transformers import StoppingCriteria
 
 import hf_diversed
-from hf_diversed import BlockVerifier, DiversedVerifier, RegretBudgetVerifier, RoundStreamer, StaticEnsembleVerifier
+from hf_diversed import BlockVerifier, DiversedVerifier, RoundStreamer, StaticEnsembleVerifier
 from tests.tiny import SAMPLED, ragged_batch, tiny_draft, tiny_head, tiny_model
 
 
@@ -81,11 +81,11 @@ def sorts_of_calls(target, draft, heads) -> list:
     records = {"return_dict_in_generate": True, "output_token_records": True, "output_scores": True}
     return [
         lambda: target.generate(**named, **GREEDY, verifier="lossless"),
-        lambda: target.generate(**named, **SAMPLED, verifier=StaticEnsembleVerifier(0.4, bias_budget=0.5)),
+        lambda: target.generate(**named, **SAMPLED, verifier=StaticEnsembleVerifier(0.4, max_bias=0.5)),
         lambda: target.generate(**named, **SAMPLED, diversed_head=heads[0], diversed_strictness=[0.1, 0.5, 1.0]),
         lambda: target.generate(**named, **GREEDY, verifier=DiversedVerifier(heads[1], max_bias=0.2), **records),
         lambda: target.generate(**named, **SAMPLED, verifier=BlockVerifier(), output_logits=True, **records),
-        lambda: target.generate(**named, **GREEDY, verifier=RegretBudgetVerifier(2.0), repetition_penalty=1.2),
+        lambda: target.generate(**named, **GREEDY, verifier="lenience:0.3", repetition_penalty=1.2),
         lambda: target.generate(**one, assistant_model=draft, **SAMPLED, verifier="static:0.5", streamer=Listener()),
         lambda: target.generate(**batch, **GREEDY, verifier="lossless", prompt_lookup_num_tokens=3),
         lambda: target.generate(**batch, **SAMPLED),

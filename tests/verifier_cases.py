@@ -24,7 +24,6 @@ from hf_diversed.verifiers import (
     LossyVerifier,
     MarsVerifier,
     PhaseVerifier,
-    RegretBudgetVerifier,
     SpecCascadeVerifier,
     StaticEnsembleVerifier,
     TopKRelaxedVerifier,
@@ -446,8 +445,6 @@ VERIFIER_CASES = [
     _mars(0.9),
     _mars(0.5),
     _mars(1.0),
-    _joint("regret", "regret_budget", partial(RegretBudgetVerifier, 2.0, 0.8, 2)),
-    _joint("regret-0", "regret_budget", partial(RegretBudgetVerifier, 0.0)),
     _joint("fly", "fly", FLyVerifier),
     _joint("fly-1", "fly", partial(FLyVerifier, 0.1, 1)),
     _joint("block", "block", BlockVerifier),
@@ -455,16 +452,11 @@ VERIFIER_CASES = [
     _joint("block-token_v3", "block", lambda: BlockVerifier(SpecCascadeVerifier("token_v3", 0.5))),
     _joint("phase-top-k", "phase", lambda: PhaseVerifier(TopKRelaxedVerifier(5, 0.6), begin=BEGIN, end=END)),
     _joint(
-        "phase-fly-budget",
+        "phase-fly-static",
         "phase",
-        lambda: PhaseVerifier(FLyVerifier(), StaticEnsembleVerifier(0.3, bias_budget=0.5), begin=BEGIN, end=END),
-    ),
-    _joint("static-budget", "static", lambda: StaticEnsembleVerifier(0.2, bias_budget=0.3)),
-    _joint(
-        "token-budget", "diversed", lambda: DiversedVerifier(random_head(token_features=True), 0.2, bias_budget=0.5)
+        lambda: PhaseVerifier(FLyVerifier(), StaticEnsembleVerifier(0.3), begin=BEGIN, end=END),
     ),
     _joint("block-token", "block", lambda: BlockVerifier(DiversedVerifier(random_head("mlp", token_features=True)))),
-    _joint("diversed-budget", "diversed", lambda: DiversedVerifier(random_head(), strictness=0.2, bias_budget=0.5)),
 ]
 DISTRIBUTION_CASES = [case for case in VERIFIER_CASES if case.emitted is not None]
 

@@ -49,10 +49,9 @@ class SyntheticVerifier(CompositeVerifier):
         input_ids: torch.Tensor,
         draft: DraftOutput,
         target: TargetOutput,
-        state: torch.Tensor | None = None,
         row_values: dict[str, torch.Tensor] | None = None,
     ) -> Verdict:
-        verdict = self.verify_parts(input_ids, [draft], target, [state], row_values)[0]
+        verdict = self.verify_parts(input_ids, [draft], target, row_values)[0]
         count = draft.tokens.shape[1]
         rates = self.acceptance * count if len(self.acceptance) == 1 else self.acceptance[:count]
         if len(rates) < count:

@@ -26,7 +26,6 @@ from hf_diversed.generation.decoding import EagerEngine
 from hf_diversed.generation.drafting import ModelDrafter
 from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.sampling import RoundNoise
-from hf_diversed.verifiers.base import VerifierState
 
 
 # Most layers in one compiled function; the draft model's layers count once per draft token. Compiling takes 2 to 3 s
@@ -101,23 +100,23 @@ class StaticEngine(EagerEngine):
             keep_scores=self.keep_scores,
         )
 
-    def round(self, gamma: int, verifier_state: VerifierState) -> Round:
+    def round(self, gamma: int) -> Round:
         if self._settings is None or gamma == 0:
-            return self._round_by_forwards(gamma, verifier_state)
+            return self._round_by_forwards(gamma)
         drafter, draft = self.drafter, self.draft
         assert isinstance(drafter, ModelDrafter)
         assert draft is not None
         drafter.catch_up()
-        rows, gamma = self.rows, self._fit_to_limits(gamma, verifier_state)
+        rows, gamma = self.rows, self._fit_to_limits(gamma)
         self.target.make_room(max(rows.lengths.host) + gamma)
         draft.make_room(self.target.capacity)  # `_shape` contains the capacity of the target only
-        inputs = self._prepare_inputs(self._settings, gamma, verifier_state)
+        inputs = self._prepare_inputs(self._settings, gamma)
         try:
-            round = self.run_round(self._settings, draft, inputs, self._shape(gamma, verifier_state))
+            round = self.run_round(self._settings, draft, inputs, self._shape(gamma))
         except Exception as error:
             if not cannot_be_traced(error):
                 raise
-            return self._continue_by_forwards(error, gamma, verifier_state)
+            return self._continue_by_forwards(error, gamma)
         self.target.num_forwards += 1
         draft.num_forwards += gamma
         if self.compiler.replays or len(inputs.lengths) > len(rows.ids):
@@ -127,16 +126,16 @@ class StaticEngine(EagerEngine):
         rows.write_block(round.draft.tokens)
         return round
 
-    def _fit_to_limits(self, gamma: int, verifier_state: VerifierState) -> int:
+    def _fit_to_limits(self, gamma: int) -> int:
         """Return a smaller gamma that fits the rows if it is already compiled; else `gamma`."""
         if gamma <= SMALLEST_GAMMA:
             return gamma
         shorter = min(gamma, gamma_for(max(self.rows.draft_limit_on_host(gamma))))
-        return shorter if self.ready(shorter, verifier_state) else gamma
+        return shorter if self.ready(shorter) else gamma
 
-    def _round_by_forwards(self, gamma: int, verifier_state: VerifierState) -> Round:
+    def _round_by_forwards(self, gamma: int) -> Round:
         self.target.widths.add(gamma + 1)
-        return super().round(gamma, verifier_state)
+        return super().round(gamma)
 
     def run_round(self, settings: CallSettings, draft_model: StaticModel, inputs: RoundInputs, shape: Shape) -> Round:
         """Run the round as one compiled function, or as several."""
@@ -161,10 +160,10 @@ class StaticEngine(EagerEngine):
         parts = settings.target_parts
         return self.compiler.run(static_round.verify_block, parts, shape, self._label, settings, target, inputs, steps)
 
-    def _shape(self, gamma: int, verifier_state: VerifierState) -> Shape:
+    def _shape(self, gamma: int) -> Shape:
         """Return the shape that a round with this gamma is compiled for."""
         rows = self.rows
-        rest = (gamma, *sorted(verifier_state.row_values), verifier_state.state is None, self._sampled)
+        rest = (gamma, *sorted(self.row_values), self._sampled)
         return Shape(size_for(len(rows.ids)), self.target.capacity_after(max(rows.lengths.host) + gamma), rest)
 
     def _step_shape(self, shape: Shape, width: int) -> Shape:
@@ -174,10 +173,10 @@ class StaticEngine(EagerEngine):
     def _sampled(self) -> bool:
         return self.random_source is not None
 
-    def ready(self, gamma: int, verifier_state: VerifierState) -> bool:
+    def ready(self, gamma: int) -> bool:
         if self._settings is None:
             return self._forwards_ready(gamma)
-        shape, has = self._shape(gamma, verifier_state), self.compiler.has
+        shape, has = self._shape(gamma), self.compiler.has
         if _is_one_function(self._settings, gamma):
             return has(static_round.run_round, shape, self._label)
         steps = [self._step_shape(shape, width) for width in ((1, 2) if gamma > 1 else (2,))]
@@ -192,18 +191,18 @@ class StaticEngine(EagerEngine):
                 return False
         return self.target.ready(end - 1, gamma + 1, keep=gamma + 1)
 
-    def _continue_by_forwards(self, error: Exception, gamma: int, verifier_state: VerifierState) -> Round:
+    def _continue_by_forwards(self, error: Exception, gamma: int) -> Round:
         """Run this round and all later ones by compiled forwards. Tracing failed before anything was written."""
         self.forwards_only = UNTRACEABLE_ROUND
         self._settings = None
-        round = self._round_by_forwards(gamma, verifier_state)
+        round = self._round_by_forwards(gamma)
         if self.compiler.config is not None:  # otherwise one of the models cannot be traced
             record_untraceable(self.target.model, self._label)
             name = type(self.verifier).__name__
             warn_once(self.target.model, f"{name} or a processor cannot be compiled and runs uncompiled: {error}")
         return round
 
-    def _prepare_inputs(self, settings: CallSettings, gamma: int, verifier_state: VerifierState) -> RoundInputs:
+    def _prepare_inputs(self, settings: CallSettings, gamma: int) -> RoundInputs:
         rows, size = self.rows, size_for(len(self.rows.ids))
         draft_noise, round_noise = self._draw_noise(gamma, settings.vocab_size)
         return map_tensors(
@@ -215,8 +214,7 @@ class StaticEngine(EagerEngine):
                 draft_limit=rows.draft_limit(gamma).device,
                 draft_noise=draft_noise,
                 round_noise=round_noise,
-                row_values=verifier_state.row_values,
-                state=verifier_state.state,
+                row_values=self.row_values,
             ),
         )
 

@@ -16,7 +16,7 @@ from hf_diversed.generation.decoding import verify
 from hf_diversed.generation.drafting import Step, draft_scores, draw_draft_tokens, join_steps
 from hf_diversed.generation.processing import run_pointwise
 from hf_diversed.sampling import RoundNoise
-from hf_diversed.verifiers.base import Verifier, VerifierState
+from hf_diversed.verifiers.base import Verifier
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ class RoundInputs:
         tail: long `[R, 2]`, the last two ids of each row. lengths: long `[R]`, the number of ids of each row.
         draft_limit: long `[R]`, the maximum number of draft tokens per row.
         draft_noise: gamma tensors, see `draw`; empty for greedy drafting. round_noise: see `RoundNoise`.
-        row_values, state: see `VerifierState`.
+        row_values: see `Verifier.row_values`.
     """
 
     gamma: int
@@ -75,7 +75,6 @@ class RoundInputs:
     draft_noise: list[torch.Tensor]
     round_noise: RoundNoise
     row_values: dict[str, torch.Tensor]
-    state: torch.Tensor | None
 
 
 def run_round(settings: CallSettings, target: Buffers, draft: Buffers, inputs: RoundInputs) -> Round:
@@ -132,8 +131,16 @@ def verify_block(settings: CallSettings, buffers: Buffers, inputs: RoundInputs, 
     columns = inputs.lengths[:, None] + torch.arange(-1, inputs.gamma, device=block.device)
     logits, hidden_states = extend(settings.target, settings.target_traits, buffers, block, columns, inputs.gamma + 1)
     target = TargetOutput(settings.process(logits), hidden_states, logits if settings.keep_raw else None)
-    verifier_state = VerifierState(inputs.row_values, inputs.state)
-    round = verify(settings.verifier, inputs.tail, draft, target, verifier_state, settings.eos_ids, inputs.round_noise)
+    round = verify(
+        settings.verifier,
+        inputs.tail,
+        draft,
+        target,
+        inputs.row_values,
+        settings.eos_ids,
+        inputs.round_noise,
+        checks=settings.verifier.needs_check,
+    )
     return _trim(round, settings)
 
 
@@ -170,7 +177,6 @@ def _trim(round: Round, settings: CallSettings) -> Round:
         verdict=Verdict(
             verdict.accept_prob,
             _no_replacement,
-            verdict.state,
             replace(verdict.trace, emitted_probs=emitted_probs and _Computed(emitted_probs())),
         ),
     )

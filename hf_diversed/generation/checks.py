@@ -110,8 +110,6 @@ def check_rotary_limit(model: PreTrainedModel, positions: torch.Tensor, max_leng
 def check_verifier(verifier: Verifier, context: DecodingContext) -> None:
     """Raise ValueError if a verifier does not support a call, and log its remarks once."""
     name = type(verifier).__name__
-    if verifier.greedy_only and context.temperature != 0.0:
-        raise ValueError(f"{name} is defined for greedy decoding only; pass do_sample=False.")
     if not isinstance(verifier.needs_hidden_states, bool):
         raise ValueError(f"{name}.needs_hidden_states must be False or True, got {verifier.needs_hidden_states!r}.")
     if not context.draft_hidden_size and verifier.needs_hidden_states:

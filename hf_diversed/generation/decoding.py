@@ -18,7 +18,7 @@ from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.recording import RecordedRound, Recorder
 from hf_diversed.generation.rows import PerRow, RaggedRows, is_one_of
 from hf_diversed.sampling import RandomSource, RoundNoise, count_accepted, draw
-from hf_diversed.verifiers.base import Verifier, VerifierState
+from hf_diversed.verifiers.base import Verifier, call_verifier
 
 
 COMPACT_AT = 0.75  # share of running rows; compacting copies the caches
@@ -38,21 +38,19 @@ def run_rounds(
         may_compact: whether finished rows may be removed, as no code outside the engine indexes rows.
     """
     rows, verifier = engine.rows, engine.verifier
-    verifier_state = VerifierState(verifier.row_values(len(rows.ids), rows.ids.device))
     while rows.running:
         # The shortest row: a criterion may still cut a longer one back to the target's learned positions.
         rows.check_positions(min(rows.lengths.host[row] for row in rows.running) + 1)
-        round = engine.round(gamma, verifier_state)  # draft a block, score it in one target forward, verify it
+        round = engine.round(gamma)  # draft a block, score it in one target forward, verify it
         recorded = commit(rows, round, verifier)  # accepted tokens, then the residual or bonus token
         recorder.add(recorded, round)
         stops.update(recorded.starts, recorder.scores_before)
         recorder.stream(rows, recorded, engine.forwards)
         engine.rewind(round, recorded.accepted)
-        verifier_state.update(round.verdict, round.num_accepted)
         running = rows.running
         if may_compact and running and engine.should_compact(len(running)):
             kept = torch.tensor(running, device=rows.ids.device)
-            for part in (rows, engine, verifier_state):
+            for part in (rows, engine):
                 part.keep(kept)
 
 
@@ -80,6 +78,8 @@ class EagerEngine:
 
     def __post_init__(self) -> None:
         self._num_unread = 1  # tokens of each row that the target has not processed
+        self.row_values = self.verifier.row_values(len(self.rows.ids), self.rows.ids.device)
+        self._checks = self.verifier.needs_check  # validates the first verdict
 
     @property
     def forwards(self) -> tuple[int, int]:
@@ -94,7 +94,7 @@ class EagerEngine:
             self.target.prefill(self.rows.ids[:, : self.rows.prompt_length - 1], chunk_size)
         self.drafter.prefill(chunk_size)
 
-    def round(self, gamma: int, verifier_state: VerifierState) -> Round:
+    def round(self, gamma: int) -> Round:
         """Draft up to `gamma` tokens per row, score them in one target forward, and verify them."""
         rows = self.rows
         draft, drafted = self.drafter.propose(rows.draft_limit(gamma))
@@ -107,7 +107,10 @@ class EagerEngine:
         target = TargetOutput(scores, hidden, logits if self.keep_raw else None)
         round_noise = RoundNoise() if self.random_source is None else self.random_source.round_noise(scores)
         text = rows.view(max(rows.lengths.host), rows.lengths)
-        return verify(self.verifier, text, draft, target, verifier_state, rows.eos_ids_device, round_noise)
+        checks, self._checks = self._checks, self._checks and draft is None
+        return verify(
+            self.verifier, text, draft, target, self.row_values, rows.eos_ids_device, round_noise, checks=checks
+        )
 
     def rewind(self, round: Round, accepted: list[int]) -> None:
         """Discard rejected draft tokens from the caches. `accepted`: number of accepted draft tokens per row."""
@@ -123,6 +126,7 @@ class EagerEngine:
         """Continue with only these rows (long, ascending) of the batch."""
         self.target.keep(kept)
         self.drafter.keep(kept)
+        self.row_values = {name: values[kept] for name, values in self.row_values.items()}
 
     def close(self) -> None:
         """Return borrowed memory, also after an error; this engine borrows none."""
@@ -137,17 +141,18 @@ def verify(
     input_ids: torch.Tensor,
     draft: DraftOutput | None,
     target: TargetOutput,
-    verifier_state: VerifierState,
+    row_values: dict[str, torch.Tensor],
     eos_ids: torch.Tensor | None,
     round_noise: RoundNoise,
+    checks: bool,
 ) -> Round:
     """Run the verifier on a block, accept a prefix of each row's draft tokens and sample the next token.
 
     Args:
         input_ids: long `[B, L]`, the ids so far. draft: None if no row has draft tokens; the verifier is not called.
-        verifier_state: the verifier's settings and state per row.
+        row_values: the verifier's per-row settings.
         eos_ids: long `[E]`, on the device; None without EOS.
-        round_noise: all None for greedy decoding.
+        round_noise: all None for greedy decoding. checks: whether to validate the verdict.
     """
     target_probs = target.at if round_noise.noise is None else target.probs
     if draft is None:
@@ -155,7 +160,7 @@ def verify(
         num_accepted, ends_on_draft = num_drafted, torch.zeros_like(num_drafted, dtype=torch.bool)
         next_probs = replacement = target_probs(num_accepted)
     else:
-        verdict, num_drafted = verifier_state.verify(verifier, input_ids, draft, target), draft.num_drafted
+        verdict, num_drafted = call_verifier(verifier, input_ids, draft, target, row_values), draft.num_drafted
         uniforms = round_noise.uniforms
         if uniforms is None:  # greedy: accept where `accept_prob` is 1, or True
             uniforms = torch.full_like(verdict.accept_prob, 0.5, dtype=torch.float32)
@@ -166,7 +171,7 @@ def verify(
         ends_on_draft = all_accepted & (is_one_of(draft.tokens, eos_ids) & draft.active).any(dim=-1)
     next_token = draw(next_probs, round_noise.noise)
     faults = find_faults(draft, target, verdict, num_accepted, next_probs, ~ends_on_draft)
-    if draft is not None and verdict is not None and verifier.needs_check and not verifier_state.is_checked:
+    if draft is not None and verdict is not None and checks:
         wrong = find_invalid_probs(verifier, verdict, draft, target, replacement, ~all_accepted)
         faults = torch.where((faults == 0) & wrong, INVALID_PROBS, faults)
     return Round(

@@ -78,7 +78,6 @@ def find_invalid_probs(
         "accept_prob": (verdict.accept_prob, block),
         "replacement": (replacement, block[:1] + vocabulary),
         "the emitted distribution": (emitted, block + vocabulary),
-        "state": (verdict.state, (block[0], block[1] + 1, verifier.state_width)),
     }
     for name, (values, expected) in shapes.items():
         if values is not None and values.shape != expected:

@@ -28,7 +28,6 @@ class Options:
     verifier: "Verifier | str | None" = None
     diversed_strictness: "float | list[float] | torch.Tensor | None" = None
     diversed_max_bias: "float | list[float] | torch.Tensor | None" = None
-    diversed_bias_budget: "float | list[float] | torch.Tensor | None" = None
     diversed_max_ratio: "float | list[float] | torch.Tensor | None" = None
     output_token_records: bool | None = None
     candidate_generator: "CandidateGenerator | list[CandidateGenerator] | None" = None

@@ -208,7 +208,7 @@ def resolve_verifier(
         raise ValueError(
             f"{' and '.join(ARGUMENTS[name] for name in given)} can only be used with a head: pass "
             "diversed_head=. Bounds of a fixed weight are in its name: "
-            'verifier="static:weight:max_bias:bias_budget:max_ratio".'
+            'verifier="static:weight:max_bias:max_ratio".'
         )
     if isinstance(verifier, str):
         return build_verifier(verifier)

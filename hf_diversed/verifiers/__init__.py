@@ -16,7 +16,6 @@ from hf_diversed.verifiers.lossless import LosslessVerifier
 from hf_diversed.verifiers.lossy import LossyVerifier
 from hf_diversed.verifiers.mars import MarsVerifier
 from hf_diversed.verifiers.phase import PhaseVerifier
-from hf_diversed.verifiers.regret_budget import RegretBudgetVerifier
 from hf_diversed.verifiers.spec_cascade import SpecCascadeVerifier
 from hf_diversed.verifiers.static_ensemble import StaticEnsembleVerifier
 from hf_diversed.verifiers.top_k_relaxed import TopKRelaxedVerifier
@@ -35,7 +34,6 @@ VERIFIERS: dict[str, type[Verifier]] = {
     "typical": TypicalAcceptanceVerifier,
     "top_k_relaxed": TopKRelaxedVerifier,
     "mars": MarsVerifier,
-    "regret_budget": RegretBudgetVerifier,
     "fly": FLyVerifier,
     "block": BlockVerifier,
     "phase": PhaseVerifier,
@@ -46,7 +44,7 @@ VERIFIERS: dict[str, type[Verifier]] = {
 EXAMPLES = (
     *("lossless", "static:0.7", "static:0.3", "lenience:0.3", "lossy:0.5", "spec_cascade:token_v3:0.5"),
     *("fuzzy:0.2:js", "contrastive:0.5:0.1", "typical", "top_k_relaxed:10:0.6", "mars:0.9", "fly:0.3:2"),
-    *("block", "block:static:0.7", "regret_budget:2"),
+    *("block", "block:static:0.7"),
 )
 
 
@@ -124,7 +122,6 @@ __all__ = [
     "LossyVerifier",
     "MarsVerifier",
     "PhaseVerifier",
-    "RegretBudgetVerifier",
     "SpecCascadeVerifier",
     "StaticEnsembleVerifier",
     "TopKRelaxedVerifier",

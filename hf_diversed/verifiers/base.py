@@ -2,7 +2,6 @@
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -25,19 +24,17 @@ class Verifier:
         needs_hidden_states: whether both outputs must contain `hidden`.
         needs_raw_logits: whether both outputs must contain `raw_logits`.
         needs_draft_confidence: whether the verifier uses the draft model's probabilities, which prompt lookup lacks.
-        greedy_only: whether sampling raises an error before the first forward pass.
         has_emitted_probs: whether every `Verdict` on sampled draft tokens contains the emitted distribution at each
             draft position (`Trace.emitted_probs`). `BlockVerifier` accepts only such verifiers.
         needs_input_ids: whether the verifier uses `input_ids`. If so, it runs outside compiled rounds, which do not
             have them.
         row_settings: attributes that the verifier reads from `row_values` only. Changing them does not trigger
             recompilation.
-        state_width: number of state values per row, kept between rounds.
         num_assistant_tokens: default number of draft tokens per round, used if the caller sets none.
         allows_early_stop: whether the length of a draft block may depend on its draft tokens. False if a shorter block
             is verified more permissively; the draft model's confidence then ends no block.
         needs_check: whether the first verdict of each call is validated; True for classes outside this package.
-            Compiled rounds validate every verdict, because each creates a new `VerifierState`.
+            Compiled rounds validate every verdict.
     """
 
     needs_hidden_states = False
@@ -45,9 +42,7 @@ class Verifier:
     needs_draft_confidence = False
     needs_input_ids = True
     row_settings: tuple[str, ...] = ()
-    greedy_only = False
     has_emitted_probs = False
-    state_width = 0
     num_assistant_tokens: int | None = None
     allows_early_stop = True
     needs_check = False
@@ -92,17 +87,13 @@ class Verifier:
         """
         return {}
 
-    def __call__(
-        self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
-    ) -> Verdict:
+    def __call__(self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput) -> Verdict:
         """Verify one block of draft tokens.
 
         Args:
             input_ids: long `[B, L]`, prompt and generated ids. Row i has `draft.lengths[i]` ids; the rest is padding.
             draft: draft tokens and q at G positions.
             target: p at G + 1 positions.
-            state: `[B, state_width]`, the state from the previous verdict after the accepted draft tokens; None at
-                the first call. Rounds without draft tokens add a token to each row but do not call the verifier.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must implement __call__ (or derive from DistributionVerifier)"
@@ -133,9 +124,7 @@ class DistributionVerifier(Verifier):
         """Return the emitted distribution v: float32 `[B, G, V]`; sums to 1 at every position."""
         raise NotImplementedError(f"{type(self).__name__} must implement emitted_probs")
 
-    def __call__(
-        self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
-    ) -> Verdict:
+    def __call__(self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput) -> Verdict:
         v = self.emitted_probs(draft, target)
         expected = (*draft.tokens.shape, target.scores.shape[-1])
         if v.shape != expected:
@@ -157,36 +146,16 @@ class DistributionVerifier(Verifier):
         )
 
 
-@dataclass(eq=False)
-class VerifierState:
-    """Per-row settings and state of a verifier during a call.
-
-    Attributes:
-        row_values: see `Verifier.row_values`.
-        state: `[B, state_width]`; None before the first round and for verifiers without state.
-        is_checked: whether the first verdict has been validated; see `Verifier.needs_check`.
-    """
-
-    row_values: dict[str, torch.Tensor] = field(default_factory=dict)
-    state: torch.Tensor | None = None
-    is_checked: bool = False
-
-    def verify(self, verifier: Verifier, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput) -> Verdict:
-        """Call the verifier with its state and, if it has any, its per-row settings."""
-        values = {"row_values": self.row_values} if self.row_values else {}
-        return verifier(input_ids, draft, target, self.state, **values)
-
-    def update(self, verdict: Verdict | None, num_accepted: torch.Tensor) -> None:
-        """Store the state after `num_accepted` (long `[B]`) draft tokens. No effect if `verdict` is None."""
-        if verdict is not None:
-            self.is_checked = True
-            rows = torch.arange(len(num_accepted), device=num_accepted.device)
-            self.state = None if verdict.state is None else verdict.state[rows, num_accepted]
-
-    def keep(self, rows: torch.Tensor) -> None:
-        """Keep only these rows of the batch (long, ascending)."""
-        self.row_values = {name: values[rows] for name, values in self.row_values.items()}
-        self.state = None if self.state is None else self.state[rows]
+def call_verifier(
+    verifier: Verifier,
+    input_ids: torch.Tensor,
+    draft: DraftOutput,
+    target: TargetOutput,
+    row_values: dict[str, torch.Tensor],
+) -> Verdict:
+    """Call a verifier with its per-row settings, if it has any."""
+    values = {"row_values": row_values} if row_values else {}
+    return verifier(input_ids, draft, target, **values)
 
 
 class CompositeVerifier(Verifier):
@@ -202,7 +171,7 @@ class CompositeVerifier(Verifier):
                 raise TypeError(f"{type(self).__name__} takes verifiers, got {type(part).__name__}; pass an instance.")
         self._parts = parts
         declared: tuple[type[Verifier] | Verifier, ...] = (type(self), *parts)
-        for name in ("needs_raw_logits", "needs_draft_confidence", "needs_input_ids", "needs_check", "greedy_only"):
+        for name in ("needs_raw_logits", "needs_draft_confidence", "needs_input_ids", "needs_check"):
             setattr(self, name, any(getattr(item, name) for item in declared))
         self.allows_early_stop = all(item.allows_early_stop for item in declared)
         self.needs_hidden_states = any(item.needs_hidden_states for item in declared)
@@ -231,15 +200,14 @@ class CompositeVerifier(Verifier):
         input_ids: torch.Tensor,
         drafts: Sequence[DraftOutput],
         target: TargetOutput,
-        states: Sequence[torch.Tensor | None],
         row_values: dict[str, torch.Tensor] | None,
     ) -> list[Verdict]:
-        """Call each part with its draft output, state and per-row settings, and return the verdicts."""
+        """Call each part with its draft output and per-row settings, and return the verdicts."""
         verdicts = []
-        for index, (part, draft, state) in enumerate(zip(self._parts, drafts, states)):
+        for index, (part, draft) in enumerate(zip(self._parts, drafts)):
             prefix = f"{index}."
             values = {name[len(prefix) :]: x for name, x in (row_values or {}).items() if name.startswith(prefix)}
-            verdicts.append(VerifierState(values, state).verify(part, input_ids, draft, target))
+            verdicts.append(call_verifier(part, input_ids, draft, target, values))
         return verdicts
 
 

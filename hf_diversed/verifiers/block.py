@@ -40,7 +40,6 @@ class BlockVerifier(CompositeVerifier):
                 f"block verification needs a verifier with an emitted distribution, got {self.verifier!r}; "
                 "use lossless, static, diversed, spec_cascade, fuzzy or contrastive."
             )
-        self.state_width = self.verifier.state_width
 
     def settings(self) -> dict[str, object]:
         return {"verifier": self.verifier}
@@ -56,10 +55,9 @@ class BlockVerifier(CompositeVerifier):
         input_ids: torch.Tensor,
         draft: DraftOutput,
         target: TargetOutput,
-        state: torch.Tensor | None = None,
         row_values: dict[str, torch.Tensor] | None = None,
     ) -> Verdict:
-        (verdict,) = self.verify_parts(input_ids, [draft], target, [state], row_values)
+        (verdict,) = self.verify_parts(input_ids, [draft], target, row_values)
         if not draft.sampled:
             return verdict
         assert verdict.trace.emitted_probs is not None
@@ -79,7 +77,7 @@ class BlockVerifier(CompositeVerifier):
         # That an earlier token was accepted depends on this one, so an estimate from the draft token would be biased.
         bias = None if verdict.trace.bias is None else total_variation(v, p)
         trace = replace(verdict.trace, strict_prob=strict_prob, bias=bias)
-        return Verdict(accept_prob, replacement, verdict.state, trace)
+        return Verdict(accept_prob, replacement, trace)
 
 
 def block_acceptance(v: torch.Tensor, q: torch.Tensor, draft: DraftOutput) -> tuple[torch.Tensor, torch.Tensor]:

@@ -54,7 +54,7 @@ class DiversedVerifier(MixtureVerifier):
         head: the trained `DiversedHead`.
         strictness: in [0, 1], one value, or one per prompt or row. 0 accepts every draft token, 0.5 is the head as
             trained, 1 is lossless. None for the head's default, `config.strictness`.
-        max_bias, bias_budget, max_ratio: see `MixtureVerifier`; applied after `strictness`.
+        max_bias, max_ratio: see `MixtureVerifier`; applied after `strictness`.
 
     Attributes:
         keeps_inputs: whether each `Verdict`, and therefore the token records, include the head's inputs, for training.
@@ -73,12 +73,11 @@ class DiversedVerifier(MixtureVerifier):
         head: Head,
         strictness: Values | None = None,
         max_bias: Values | None = None,
-        bias_budget: Values | None = None,
         max_ratio: Values | None = None,
     ):
         if not isinstance(head, Head):
             raise TypeError(f"head must be a DiversedHead, got {type(head).__name__}; load one with from_pretrained.")
-        super().__init__(max_bias, bias_budget, max_ratio)
+        super().__init__(max_bias, max_ratio)
         self.head = head
         self.needs_hidden_states = head.needs_hidden_states
         self.num_assistant_tokens = head.config.num_assistant_tokens

@@ -40,9 +40,7 @@ class FLyVerifier(Verifier):
         # A window as long as the block is also lossless, but the length of blocks is not known here.
         return self.entropy_threshold == float("inf")
 
-    def __call__(
-        self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
-    ) -> Verdict:
+    def __call__(self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput) -> Verdict:
         native = LosslessVerifier()(input_ids, draft, target)
         best = target.probs()[:, :-1].topk(min(self.top_k, target.scores.shape[-1]), dim=-1).values
         unsure = torch.special.entr(best).sum(-1) >= self.entropy_threshold

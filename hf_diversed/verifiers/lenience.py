@@ -28,9 +28,7 @@ class LenientVerifier(Verifier):
     def is_lossless(self, sampled: bool) -> bool:
         return self.lenience == 1.0
 
-    def __call__(
-        self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
-    ) -> Verdict:
+    def __call__(self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput) -> Verdict:
         return lenient_verdict(draft, target, self.lenience, target_residual(draft, target))
 
 

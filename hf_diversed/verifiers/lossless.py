@@ -19,9 +19,7 @@ class LosslessVerifier(Verifier):
     def is_lossless(self, sampled: bool) -> bool:
         return True
 
-    def __call__(
-        self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
-    ) -> Verdict:
+    def __call__(self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput) -> Verdict:
         if not draft.sampled:
             return greedy_verdict(draft, target)
         return Verdict(

@@ -32,9 +32,7 @@ class LossyVerifier(Verifier):
     def is_lossless(self, sampled: bool) -> bool:
         return self.alpha == 0.0 and (not sampled or self.beta in (None, 1.0))
 
-    def __call__(
-        self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
-    ) -> Verdict:
+    def __call__(self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput) -> Verdict:
         def replacement(positions: torch.Tensor) -> torch.Tensor:
             p, q = target.probs(positions), draft.probs(positions)
             scale = balancing_scale(p, q, 1.0 - self.alpha) if self.beta is None else 1.0 / self.beta

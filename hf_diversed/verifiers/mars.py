@@ -26,9 +26,7 @@ class MarsVerifier(Verifier):
     def is_lossless(self, sampled: bool) -> bool:
         return self.theta == 1.0
 
-    def __call__(
-        self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
-    ) -> Verdict:
+    def __call__(self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput) -> Verdict:
         strict = LosslessVerifier()(input_ids, draft, target)
         scores = target.scores[:, :-1]
         first, second = scores.topk(2, dim=-1).values.unbind(-1)

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 
 from hf_diversed.blocks import DecodingContext, DraftOutput, TargetOutput, Trace, Verdict
 from hf_diversed.head_settings import LIMITS, SETTINGS
@@ -35,14 +34,12 @@ class Weights:
         inputs: see `Trace.inputs`.
         per_token: maps p and q, float32 `[B, G, V]`, to the weight of every token, same shape. None if all tokens of a
             position have the same weight.
-        average: float32 `[B, G]`, R / TV(p, q), if already computed.
     """
 
     weight: torch.Tensor
     tv: torch.Tensor | None = None
     inputs: dict[str, torch.Tensor] | None = None
     per_token: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
-    average: torch.Tensor | None = None
 
     def mixing(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         """Return w with v = w p + (1 - w) q at every token: `[B, G, 1]`, or `[B, G, V]` with weights per token.
@@ -62,8 +59,6 @@ class Weights:
         """
         if self.per_token is None:
             return None
-        if self.average is not None and self.tv is not None:
-            return (1.0 - self.average) * self.tv
         return (1.0 - self.weight) * (1.0 - acceptance(p, q))
 
     def changed(self, change: Callable[..., torch.Tensor], *settings: torch.Tensor) -> "Weights":
@@ -88,9 +83,6 @@ class MixtureVerifier(Verifier):
     Args:
         max_bias: in [0, 1]. Raises w until TV(v, p) <= max_bias at every draft position. In greedy decoding
             p(emitted) >= max p - 2 max_bias.
-        bias_budget: at least 0. Bounds the sum of TV(v, p) over a sequence: w is unchanged until the budget is used
-            up, then 1. It also bounds the total variation between the emitted and the target distribution of whole
-            sampled sequences.
         max_ratio: at least 1. Raises w per token until v <= max_ratio p. 1 is lossless, inf is no bound.
     """
 
@@ -101,13 +93,10 @@ class MixtureVerifier(Verifier):
     def __init__(
         self,
         max_bias: Values | None = None,
-        bias_budget: Values | None = None,
         max_ratio: Values | None = None,
     ):
         self.max_bias = None if max_bias is None else per_row_values("max_bias", max_bias)
-        self.bias_budget = None if bias_budget is None else per_row_values("bias_budget", bias_budget)
         self.max_ratio = None if max_ratio is None else per_row_values("max_ratio", max_ratio)
-        self.state_width = 0 if self.bias_budget is None else 1  # the sum of TV(v, p) so far
 
     def check(self, context: DecodingContext) -> None:
         for name in dict.fromkeys((*LIMITS, *self.row_settings)):
@@ -117,16 +106,12 @@ class MixtureVerifier(Verifier):
                 raise ValueError(f"`{name}` must be {allowed}, got {len(values)}.")
 
     def bounds_are_lossless(self) -> bool:
-        """Return whether a bound requires w = 1 in every row: `max_bias` or `bias_budget` 0, or `max_ratio` 1."""
-        ends = (self.max_bias, 0.0), (self.bias_budget, 0.0), (self.max_ratio, 1.0)
+        """Return whether a bound requires w = 1 in every row: `max_bias` 0, or `max_ratio` 1."""
+        ends = (self.max_bias, 0.0), (self.max_ratio, 1.0)
         return any(values is not None and all(value == end for value in values) for values, end in ends)
 
     def settings(self) -> dict[str, object]:
-        return {
-            name: value
-            for name, value in super().settings().items()
-            if name != "state_width" and not (name in LIMITS and value is None)
-        }
+        return {name: value for name, value in super().settings().items() if not (name in LIMITS and value is None)}
 
     def row_values(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
         """Return the settings per row, repeated for `num_return_sequences` in the order of `generate`."""
@@ -134,8 +119,7 @@ class MixtureVerifier(Verifier):
         for name in dict.fromkeys((*LIMITS, *self.row_settings)):
             values = getattr(self, name)
             if values is not None:
-                exact = name == "bias_budget" and device.type != "mps"  # MPS has no float64
-                column = torch.tensor(values, dtype=torch.float64 if exact else torch.float32, device=device)
+                column = torch.tensor(values, dtype=torch.float32, device=device)
                 columns[name] = column.repeat_interleave(batch_size // len(values))[:, None]
         return columns
 
@@ -151,11 +135,10 @@ class MixtureVerifier(Verifier):
         input_ids: torch.Tensor,
         draft: DraftOutput,
         target: TargetOutput,
-        state: torch.Tensor | None = None,
         row_values: dict[str, torch.Tensor] | None = None,
     ) -> Verdict:
         row_values = self.row_values(len(draft.tokens), draft.tokens.device) if row_values is None else row_values
-        weights, state = limit_bias(self.weights(draft, target, row_values), draft, target, state, row_values)
+        weights = limit_bias(self.weights(draft, target, row_values), draft, target, row_values)
 
         def emitted_probs() -> torch.Tensor:
             p, q = target.probs()[:, :-1], draft.probs()
@@ -171,7 +154,7 @@ class MixtureVerifier(Verifier):
             p_drafted, q_drafted = target.prob(draft.tokens), draft.prob(draft.tokens)
             accept_prob = acceptance(p_drafted, q_drafted, weights.weight)
             trace = replace(trace, bias=weights.bias(p_drafted, q_drafted))
-            return Verdict(accept_prob, target_residual(draft, target), state, trace)
+            return Verdict(accept_prob, target_residual(draft, target), trace)
         p, q = target.probs()[:, :-1], draft.probs()
         mixing = weights.mixing(p, q)
         v = torch.lerp(q, p, mixing)
@@ -185,7 +168,7 @@ class MixtureVerifier(Verifier):
             return torch.zeros_like(v[:, 0]).scatter_(-1, best[rows, positions, None], 1.0)
 
         trace = replace(trace, bias=None if weights.per_token is None else total_variation(v, p))
-        return Verdict(accept_best(best, draft.tokens, mass), replacement, state, trace)
+        return Verdict(accept_best(best, draft.tokens, mass), replacement, trace)
 
 
 def per_row_values(name: str, setting: Values) -> list[float]:
@@ -218,25 +201,15 @@ def limit_bias(
     weights: Weights,
     draft: DraftOutput,
     target: TargetOutput,
-    state: torch.Tensor | None,
     row_values: dict[str, torch.Tensor],
-) -> tuple[Weights, torch.Tensor | None]:
-    """Return the weights, raised to satisfy the bounds in `row_values`, and the new state of `bias_budget` or None."""
+) -> Weights:
+    """Return the weights, raised to satisfy the bounds in `row_values`."""
     if "max_ratio" in row_values:
         weights = _cap_ratio(weights, draft, target, row_values["max_ratio"])
-    if "max_bias" not in row_values and "bias_budget" not in row_values:
-        return weights, None
+    if "max_bias" not in row_values:
+        return weights
     tv = total_variation(target.probs()[:, :-1], draft.probs()) if weights.tv is None else weights.tv
-    weights = replace(weights, tv=tv)
-    if "max_bias" in row_values:
-        weights = weights.changed(cap_bias, tv, row_values["max_bias"])
-    if "bias_budget" not in row_values:
-        return weights, None
-    budget = row_values["bias_budget"]
-    spent = torch.zeros_like(budget) if state is None else state
-    weights = weights.changed(at_least, (spent >= budget).to(weights.weight.dtype))
-    weights, total = _spend(weights, draft, target, budget, spent)
-    return weights, F.pad(total, (0, 1), mode="replicate")[..., None]  # rejected positions also use the budget
+    return replace(weights, tv=tv).changed(cap_bias, tv, row_values["max_bias"])
 
 
 def _cap_ratio(weights: Weights, draft: DraftOutput, target: TargetOutput, max_ratio: torch.Tensor) -> Weights:
@@ -280,51 +253,3 @@ def cap_bias(weight: torch.Tensor, tv: torch.Tensor, max_bias: torch.Tensor) -> 
     """
     floor = 1.0 - max_bias / tv.clamp_min(torch.finfo(tv.dtype).tiny)
     return at_least(weight, floor.clamp(0.0, 1.0))
-
-
-def _spend(
-    weights: Weights, draft: DraftOutput, target: TargetOutput, budget: torch.Tensor, spent: torch.Tensor
-) -> tuple[Weights, torch.Tensor]:
-    """Apply `spend_bias` to weights per position or per token.
-
-    Weights per token use TV(v, p) of the position. Where they must be raised, all 1 - w(x) are scaled by one factor.
-    """
-    assert weights.tv is not None
-    if weights.per_token is None:
-        weight, total = spend_bias(weights.weight, weights.tv, draft.active, budget, spent)
-        return replace(weights, weight=weight), total
-    p, q = target.probs()[:, :-1], draft.probs()
-    average = average_weight(weights.per_token(p, q), p, q, weights.weight)
-    limited, total = spend_bias(average, weights.tv, draft.active, budget, spent)
-    share = torch.where(limited > average, (1.0 - limited) / (1.0 - average), 1.0)
-
-    def shrink(weight: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-        return torch.where(share < 1.0, 1.0 - (1.0 - weight) * share, weight)
-
-    return replace(weights.changed(shrink, share), average=limited), total
-
-
-def spend_bias(
-    weight: torch.Tensor, tv: torch.Tensor, active: torch.Tensor, budget: torch.Tensor, spent: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Raise weights from the position at which the budget is used up, so that sum (1 - weight) * tv <= budget.
-
-    Args:
-        weight, tv: float32 `[B, G]`.
-        active: bool `[B, G]`; other positions do not use the budget.
-        budget, spent: `[B, 1]`; sums are computed in their dtype.
-
-    Returns:
-        The weights, float32 `[B, G]`, and the sum after each position, `[B, G]` in the dtype of `budget`.
-    """
-    exact_weight, exact_tv = weight.to(budget.dtype), tv.to(budget.dtype)
-    requested = torch.where(active, (1.0 - exact_weight) * exact_tv, 0.0)
-    reached = torch.minimum(spent + requested.cumsum(-1), budget)
-    allowed = reached.diff(dim=-1, prepend=spent).clamp_min(0.0)
-    floor = 1.0 - allowed / exact_tv.clamp_min(torch.finfo(torch.float32).tiny)
-    rounded = floor.clamp(0.0, 1.0).float()
-    up = torch.nextafter(rounded, torch.ones_like(rounded))
-    rounded = torch.where(rounded.to(floor.dtype) < floor, up, rounded)  # rounding down would exceed the budget
-    limited = torch.where(allowed < requested, torch.maximum(weight, rounded), weight)
-    biases = torch.where(active, (1.0 - limited.to(budget.dtype)) * exact_tv, 0.0)
-    return limited, spent + biases.cumsum(-1)

@@ -17,8 +17,7 @@ _NO_TOKEN = -1
 class PhaseVerifier(CompositeVerifier):
     """Verify with `inside` after a `begin` token, up to and including the next `end` token; elsewhere with `outside`.
 
-    The phase is computed per row and position; `begin` and `end` may be prompt, draft, residual or bonus tokens. Each
-    verifier keeps its own state and updates it only for positions in its phase.
+    The phase is computed per row and position; `begin` and `end` may be prompt, draft, residual or bonus tokens.
 
     Args:
         inside, outside: verifiers; `outside` is lossless by default.
@@ -45,7 +44,6 @@ class PhaseVerifier(CompositeVerifier):
             raise ValueError(f"`begin` and `end` must be different tokens, got {begin} for both.")
         self.begin, self.end = int(begin), int(end)
         self.has_emitted_probs = all(part.has_emitted_probs for part in self._parts)
-        self.state_width = self.inside.state_width + self.outside.state_width
 
     def settings(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in ("inside", "outside", "begin", "end")}
@@ -58,14 +56,12 @@ class PhaseVerifier(CompositeVerifier):
         input_ids: torch.Tensor,
         draft: DraftOutput,
         target: TargetOutput,
-        state: torch.Tensor | None = None,
         row_values: dict[str, torch.Tensor] | None = None,
     ) -> Verdict:
         is_inside = self._phases(self._started(input_ids, draft.lengths), draft.tokens)[:, :-1]
         drafts = [replace(draft, active=draft.active & in_phase) for in_phase in (is_inside, ~is_inside)]
-        verdicts = self.verify_parts(input_ids, drafts, target, self._split_state(state), row_values)
-        states = [verdict.state for verdict in verdicts if verdict.state is not None]
-        return _merge(is_inside, verdicts, draft, target, state=torch.cat(states, dim=-1) if states else None)
+        verdicts = self.verify_parts(input_ids, drafts, target, row_values)
+        return _merge(is_inside, verdicts, draft, target)
 
     def _started(self, input_ids: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
         """Return whether each row is inside after its last id: bool `[B]`.
@@ -77,13 +73,6 @@ class PhaseVerifier(CompositeVerifier):
             input_ids = torch.where(columns < lengths[:, None], input_ids, _NO_TOKEN)
         outside = torch.zeros_like(input_ids[:, 0], dtype=torch.bool)
         return self._phases(outside, input_ids)[:, -1]
-
-    def _split_state(self, state: torch.Tensor | None) -> list[torch.Tensor | None]:
-        """Return the states of `inside` and `outside`; None for a verifier without state."""
-        if state is None:
-            return [None, None]
-        states = state.split([part.state_width for part in self._parts], dim=-1)
-        return [part if part.shape[-1] else None for part in states]
 
     def _phases(self, started: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Return whether a row is inside before and after each token: bool `[B, N + 1]`.
@@ -98,13 +87,7 @@ class PhaseVerifier(CompositeVerifier):
         return torch.cat([started[:, None].long(), marks], dim=1).cummax(dim=1).values % 2 == 1
 
 
-def _merge(
-    is_inside: torch.Tensor,
-    verdicts: list[Verdict],
-    draft: DraftOutput,
-    target: TargetOutput,
-    state: torch.Tensor | None,
-) -> Verdict:
+def _merge(is_inside: torch.Tensor, verdicts: list[Verdict], draft: DraftOutput, target: TargetOutput) -> Verdict:
     """Combine two verdicts: the first where `is_inside`, bool `[B, G]`, is True, else the second."""
     inside, outside = verdicts
     rows = torch.arange(len(is_inside), device=is_inside.device)
@@ -142,4 +125,4 @@ def _merge(
         emitted_probs=None if all(part is None for part in emitted) else mixed_probs,
         strict_prob=either("strict_prob", lambda _: acceptance(target.prob(draft.tokens), draft.prob(draft.tokens))),
     )
-    return Verdict(torch.where(is_inside, inside.accept_prob, outside.accept_prob), replacement, state, trace)
+    return Verdict(torch.where(is_inside, inside.accept_prob, outside.accept_prob), replacement, trace)

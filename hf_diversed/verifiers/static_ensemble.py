@@ -15,7 +15,7 @@ class StaticEnsembleVerifier(MixtureVerifier):
 
     Args:
         weight: in [0, 1]; 1 is lossless, 0 accepts every draft token.
-        max_bias, bias_budget, max_ratio: see `MixtureVerifier`.
+        max_bias, max_ratio: see `MixtureVerifier`.
 
     Example:
         ```python
@@ -27,10 +27,9 @@ class StaticEnsembleVerifier(MixtureVerifier):
         self,
         weight: float,
         max_bias: Values | None = None,
-        bias_budget: Values | None = None,
         max_ratio: Values | None = None,
     ):
-        super().__init__(max_bias, bias_budget, max_ratio)
+        super().__init__(max_bias, max_ratio)
         self.weight = check_range(
             "weight", weight, 0.0, 1.0, "1 is lossless, 0 accepts every draft token; 0.7 is a good start."
         )

@@ -29,9 +29,7 @@ class TopKRelaxedVerifier(Verifier):
     def is_lossless(self, sampled: bool) -> bool:
         return not sampled and self.top_k == 1
 
-    def __call__(
-        self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
-    ) -> Verdict:
+    def __call__(self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput) -> Verdict:
         scores = target.scores[:, :-1]
         chosen = scores.gather(-1, draft.tokens[..., None])
         among_best = (scores > chosen).sum(-1) < self.top_k

@@ -26,9 +26,7 @@ class TypicalAcceptanceVerifier(Verifier):
     def is_lossless(self, sampled: bool) -> bool:
         return not sampled
 
-    def __call__(
-        self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
-    ) -> Verdict:
+    def __call__(self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput) -> Verdict:
         if not draft.sampled:
             return greedy_verdict(draft, target)
         entropy = torch.special.entr(target.probs()[:, :-1]).sum(-1)

@@ -230,7 +230,7 @@ def test_buffers_of_inference_mode_are_not_lent_outside(pair, replaying):
 
 
 def test_results_of_a_replay_are_copied(pair, replaying, monkeypatch):
-    """Catches statistics and verifier states in memory that the next round overwrites."""
+    """Catches statistics in memory that the next round overwrites."""
     tensors: list = []
     original = static.StaticEngine.run_round
 
@@ -238,11 +238,11 @@ def test_results_of_a_replay_are_copied(pair, replaying, monkeypatch):
         for tensor in tensors:
             tensor.zero_()
         round = original(self, *args)
-        tensors[:] = [round.verdict.state, round.verdict.trace.weight, round.num_drafted]
+        tensors[:] = [round.verdict.trace.weight, round.num_drafted]
         return round
 
     monkeypatch.setattr(static.StaticEngine, "run_round", overwriting)
-    expected = decode(pair, {}, StaticEnsembleVerifier(0.4, bias_budget=2.0))
-    out = decode(pair, TRACED, StaticEnsembleVerifier(0.4, bias_budget=2.0))
+    expected = decode(pair, {}, StaticEnsembleVerifier(0.4))
+    out = decode(pair, TRACED, StaticEnsembleVerifier(0.4))
     assert out.stats.mean_weight == pytest.approx(expected.stats.mean_weight)
     assert torch.equal(out.sequences, expected.sequences)

@@ -152,7 +152,6 @@ CALLS = {
     "strictness per row": {
         "verifier": lambda: DiversedVerifier(tiny_head(), strictness=[0.1, 0.5, 0.7, 1.0], max_bias=0.3)
     },
-    "budget": {"verifier": lambda: StaticEnsembleVerifier(0.2, bias_budget=0.8)},
     "end inside a block": {"eos_token_id": [EOS, 9, 17, 33, 41, 57], "max_new_tokens": 30},
     "suppressed": {"suppress_tokens": [5, 6, 7, 20]},
 }
@@ -206,8 +205,8 @@ FORWARDS_ONLY = {
 class NoRepeats(LosslessVerifier):
     """Rejects every draft token that the row already contains."""
 
-    def __call__(self, input_ids, draft, target, state=None):
-        verdict = super().__call__(input_ids, draft, target, state)
+    def __call__(self, input_ids, draft, target):
+        verdict = super().__call__(input_ids, draft, target)
         repeated = (draft.tokens[..., None] == input_ids[:, None]).any(-1)
         verdict.accept_prob = verdict.accept_prob * ~repeated
         return verdict

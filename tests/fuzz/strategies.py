@@ -21,7 +21,6 @@ from hf_diversed import (
     LossyVerifier,
     MarsVerifier,
     PhaseVerifier,
-    RegretBudgetVerifier,
     SpecCascadeVerifier,
     StaticEnsembleVerifier,
     TopKRelaxedVerifier,
@@ -108,8 +107,8 @@ def _cascade(draw) -> SpecCascadeVerifier:
 
 _WITH_EMITTED_PROBS = st.one_of(
     st.builds(LosslessVerifier),
-    st.builds(StaticEnsembleVerifier, _unit, st.none() | _unit, st.none() | st.floats(0.0, 3.0), st.none() | _ratio),
-    st.builds(DiversedVerifier, _head, _unit, st.none() | _unit, st.none() | st.floats(0.0, 3.0), st.none() | _ratio),
+    st.builds(StaticEnsembleVerifier, _unit, st.none() | _unit, st.none() | _ratio),
+    st.builds(DiversedVerifier, _head, _unit, st.none() | _unit, st.none() | _ratio),
     _cascade(),
     st.builds(
         FuzzyVerifier, st.floats(0.0, 1.0), st.sampled_from(("kl", "reverse_kl", "js", "tv")), st.floats(0.0, 1.0)
@@ -126,18 +125,12 @@ _TOKENWISE = _WITH_EMITTED_PROBS | st.one_of(
 )
 _blocks = st.builds(BlockVerifier, _WITH_EMITTED_PROBS)
 _phases = st.builds(PhaseVerifier, _TOKENWISE, _TOKENWISE | _blocks, begin=st.just(2), end=st.just(3))
-_spend = st.floats(0.01, 1.0)
-_stateful = st.one_of(
-    st.builds(RegretBudgetVerifier, st.floats(0.0, 6.0), st.floats(0.0, 4.0), st.none() | st.integers(1, 4)),
-    st.builds(StaticEnsembleVerifier, st.floats(0.0, 0.7), st.none() | _unit, _spend),
-    st.builds(DiversedVerifier, _head, st.floats(0.0, 0.7), st.none() | _unit, _spend, st.none() | _ratio),
-)
 
 
 @st.composite
 def verifiers(draw, rows: int) -> tuple[Verifier, tuple[Verifier, ...]]:
     """Draw a verifier for the whole batch and one for each row alone; some settings are per row."""
-    kind = draw(st.sampled_from((_TOKENWISE, _blocks, _phases, _stateful, None)))
+    kind = draw(st.sampled_from((_TOKENWISE, _blocks, _phases, None)))
     if kind is not None:
         rule = draw(kind)
         return rule, (rule,) * rows
@@ -147,7 +140,6 @@ def verifiers(draw, rows: int) -> tuple[Verifier, tuple[Verifier, ...]]:
         for name, values in (
             ("strictness", _unit),
             ("max_bias", _unit),
-            ("bias_budget", _spend),
             ("max_ratio", _ratio),
         )
         if draw(st.booleans())
@@ -178,15 +170,15 @@ def cases(draw) -> Case:
         max_new_tokens=max_new_tokens,
         eos_ids=tuple(draw(st.just([]) | st.lists(token, max_size=2, unique=True))),
         lookup_ngram=draw(st.none() | st.integers(1, 3)) if can_look_up else None,
-        settings=draw(_settings(rule.greedy_only, max_new_tokens)),
+        settings=draw(_settings(max_new_tokens)),
         seed=draw(st.integers(0, 2**16)),
     )
 
 
 @st.composite
-def _settings(draw, greedy_only: bool, max_new_tokens: int) -> dict[str, Any]:
+def _settings(draw, max_new_tokens: int) -> dict[str, Any]:
     """Draw keyword arguments of `generate`: sampling, and processors that read the prefix."""
-    settings: dict[str, Any] = {"do_sample": not greedy_only and draw(st.integers(0, 3)) > 0}
+    settings: dict[str, Any] = {"do_sample": draw(st.integers(0, 3)) > 0}
     if settings["do_sample"]:
         settings["temperature"] = draw(st.sampled_from((0.3, 0.8, 1.0, 1.7)))
         settings["top_k"] = draw(st.sampled_from((0, 0, 1, 3)))

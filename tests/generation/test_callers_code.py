@@ -230,11 +230,11 @@ def test_processors_may_use_gradients(pair):
 class Learning(LosslessVerifier):
     """A verifier that updates parameters when it is called."""
 
-    def __call__(self, input_ids, draft, target, state=None):
+    def __call__(self, input_ids, draft, target):
         with torch.enable_grad():
             gain = torch.ones(VOCAB_SIZE, requires_grad=True)
             (target.scores * gain).sum().backward()
-        return super().__call__(input_ids, draft, target, state)
+        return super().__call__(input_ids, draft, target)
 
 
 @pytest.mark.parametrize("wrap", [lambda inner: inner, lambda inner: PhaseVerifier(inner, inner, begin=3, end=4)])

@@ -124,7 +124,7 @@ def test_lora_adapters(pair, wrapped):
 def test_attachments_refuse_what_they_would_ignore(pair):
     """Catches a bound that is accepted without effect, and an invalid verifier that fails only in the first call."""
     target, draft = pair
-    for limit in ("diversed_max_bias", "diversed_bias_budget", "diversed_strictness"):
+    for limit in ("diversed_max_bias", "diversed_strictness"):
         with pytest.raises(ValueError, match=f"{limit} can only be used with a head"):
             hf_diversed.attach(target, draft, verifier="static:0.5", **{limit: 0.05})
     with pytest.raises(ValueError, match="nonsense"):

@@ -66,8 +66,8 @@ def test_unused_values_are_not_checked(pair):
     class Spoiling(type(build_verifier("lossless"))):
         """Sets the values after each row's first rejection to NaN, as a fault there would."""
 
-        def __call__(self, input_ids, draft, target, state=None):
-            verdict = super().__call__(input_ids, draft, target, state)
+        def __call__(self, input_ids, draft, target):
+            verdict = super().__call__(input_ids, draft, target)
             kept = (verdict.accept_prob * draft.active).cumprod(-1).sum(-1, keepdim=True)
             columns = torch.arange(draft.tokens.shape[1])
             draft.scores.masked_fill_((columns > kept)[..., None], math.nan)
@@ -92,7 +92,7 @@ class Accepting(Verifier):
     def __init__(self, accept=0.5, change=lambda p: p):
         self.accept, self.change = accept, change
 
-    def __call__(self, input_ids, draft, target, state=None):
+    def __call__(self, input_ids, draft, target):
         accept_prob = torch.full_like(draft.tokens, self.accept, dtype=torch.float32)
         return Verdict(accept_prob, lambda positions: self.change(target.probs(positions)))
 
@@ -101,21 +101,6 @@ def test_an_unused_replacement_is_not_checked(pair):
     """Catches a residual of 0 that is reported where no token was rejected, as for equal p and q."""
     accepted = generate(pair, verifier=Accepting(1.0, lambda p: 0.0 * p), do_sample=True, max_new_tokens=12)
     assert accepted.stats.num_rejected == 0
-
-
-class WithState(Accepting):
-    """Also returns a state of one value per row, after 0..G draft tokens and `extra` more."""
-
-    state_width = 1
-
-    def __init__(self, extra):
-        super().__init__()
-        self.extra = extra
-
-    def __call__(self, input_ids, draft, target, state=None):
-        verdict = super().__call__(input_ids, draft, target, state)
-        verdict.state = torch.zeros(len(draft.tokens), draft.tokens.shape[1] + 1 + self.extra, 1)
-        return verdict
 
 
 def faulty_head(value):
@@ -153,7 +138,6 @@ def test_faults_of_a_verifier_are_named(pair, verifier, do_sample):
         (Accepting(change=lambda p: -p), "invalid probabilities"),
         (Accepting(change=lambda p: 0 * p), "invalid probabilities"),
         (BlockVerifier(Emitting(lambda q: 2 * q)), "invalid probabilities"),
-        (WithState(extra=1), r"state must have shape \[\d, 6, 1\], got \[\d, 7, 1\]"),
     ],
 )
 def test_a_callers_verifier_must_return_distributions(pair, verifier, words, mode):
@@ -172,14 +156,9 @@ def test_acceptance_may_be_bool(pair):
     """Catches uniforms in the dtype of `accept_prob`: a bool 0.5 is True, so every draft token is rejected."""
 
     class Agreeing(Verifier):
-        def __call__(self, input_ids, draft, target, state=None):
+        def __call__(self, input_ids, draft, target):
             return Verdict(draft.tokens == target.scores[:, :-1].argmax(dim=-1), target.at)
 
     expected, found = (generate(pair, verifier=each, do_sample=False) for each in ("lossless", Agreeing()))
     assert torch.equal(found.sequences, expected.sequences)
     assert found.stats.num_accepted == expected.stats.num_accepted > 0
-
-
-def test_a_callers_verifier_may_have_a_state(pair):
-    """Catches a check that refuses the right shape."""
-    assert generate(pair, verifier=WithState(extra=0)).stats.num_accepted > 0

@@ -205,9 +205,9 @@ def test_raw_logits_for_verifiers_stay_raw(pair):
     class Raw(LosslessVerifier):
         needs_raw_logits = True
 
-        def __call__(self, input_ids, draft, target, state=None):
+        def __call__(self, input_ids, draft, target):
             seen.append((draft.raw_logits.clone(), target.raw_logits.clone()))
-            return super().__call__(input_ids, draft, target, state)
+            return super().__call__(input_ids, draft, target)
 
     runs = []
     for processor in (Bias(3), InPlaceBias(3)):

@@ -149,7 +149,7 @@ def test_rounds_without_draft_tokens(target, monkeypatch):
         monkeypatch.setattr(
             decoding.EagerEngine,
             "round",
-            lambda engine, _, verifier_state, lengths=lengths: run(engine, next(lengths), verifier_state),
+            lambda engine, _, lengths=lengths: run(engine, next(lengths)),
         )
         assert torch.equal(decode(target, tiny_draft(target), **inputs).sequences, plain(target, **inputs))
 
@@ -158,9 +158,7 @@ def test_finished_rows_that_stay_in_the_batch(target, monkeypatch):
     """Catches finished rows that widen blocks or are read beyond the last column."""
     monkeypatch.setattr(decoding.EagerEngine, "should_compact", lambda engine, running: False)
     lengths, run, inputs = itertools.cycle([6] * 3 + [0] * 12), decoding.EagerEngine.round, batch(4)
-    monkeypatch.setattr(
-        decoding.EagerEngine, "round", lambda engine, _, verifier_state: run(engine, next(lengths), verifier_state)
-    )
+    monkeypatch.setattr(decoding.EagerEngine, "round", lambda engine, _: run(engine, next(lengths)))
     ends = {"eos_token_id": plain(target, **inputs)[:2, 11].tolist(), "pad_token_id": PAD}
     out = decode(target, tiny_draft(target, noise=0.02), **inputs, **ends)
     assert torch.equal(out.sequences, plain(target, **inputs, **ends))

@@ -96,14 +96,12 @@ def test_transfers_are_counted():
 MAKERS = {
     "lossless": lambda: build_verifier("lossless"),
     "static": lambda: build_verifier("static:0.5"),
-    "hidden head": lambda: DiversedVerifier(
-        tiny_head(), strictness=[0.2, 0.5, 0.7, 1.0], max_bias=0.3, bias_budget=1.0
-    ),
+    "hidden head": lambda: DiversedVerifier(tiny_head(), strictness=[0.2, 0.5, 0.7, 1.0], max_bias=0.3),
     "token head": lambda: DiversedVerifier(
-        tiny_head(token_features=True), strictness=[0.2, 0.5, 0.7, 1.0], bias_budget=1.0, max_ratio=10.0
+        tiny_head(token_features=True), strictness=[0.2, 0.5, 0.7, 1.0], max_ratio=10.0
     ),
     "distribution head": lambda: DiversedVerifier(tiny_head(features="distribution")),
-    "phase": lambda: PhaseVerifier(StaticEnsembleVerifier(0.2, bias_budget=1.0), begin=30, end=17),
+    "phase": lambda: PhaseVerifier(StaticEnsembleVerifier(0.2), begin=30, end=17),
     "block": lambda: build_verifier("block:static:0.5"),
     "fly": lambda: build_verifier("fly"),
 }

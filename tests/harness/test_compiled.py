@@ -34,7 +34,7 @@ def decode(pair, verifier, rows: int, length: int, **options):
 
 def test_later_calls_compile_nothing(pair):
     """Catches sizes that no prompt leads to, state that is not compiled, and models that look changed later."""
-    verifier = StaticEnsembleVerifier(0.5, bias_budget=3.0)
+    verifier = StaticEnsembleVerifier(0.5)
     state = torch.random.get_rng_state()
     stats = warmup(*pair, verifier=verifier, max_length=300, num_assistant_tokens=GAMMA, **DRAWN)
     assert torch.equal(torch.random.get_rng_state(), state)

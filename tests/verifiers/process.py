@@ -97,7 +97,6 @@ def judge(
     tables: Tables,
     prefix: Tokens,
     gamma: int,
-    state: torch.Tensor | None = None,
     paths: list[Tokens] | None = None,
 ) -> Block:
     """Verify blocks of `gamma` draft tokens after `prefix`, which starts with a prompt token; all unless `paths`."""
@@ -107,10 +106,9 @@ def judge(
     tokens = torch.tensor(paths)
     chances = torch.softmax(q.double(), -1).gather(-1, tokens[..., None])[..., 0].prod(-1)
     draft = DraftOutput(q, hidden=q, raw_logits=q, tokens=tokens, sampled=True)  # scores serve as hidden states
-    memory = None if state is None else state.expand(len(paths), -1)
     ids = torch.tensor([prefix]).expand(len(paths), -1)
     target = TargetOutput(p, hidden=p, raw_logits=p)
-    return Block(paths, chances, verifier(ids, draft, target, memory), draft, target)
+    return Block(paths, chances, verifier(ids, draft, target), draft, target)
 
 
 def rounds(
@@ -118,24 +116,23 @@ def rounds(
     tables: Tables,
     prefix: Tokens,
     gamma: int,
-    state: torch.Tensor | None,
     bonus: Distribution,
     weighted: bool = False,
     stop: Stop | None = None,
-) -> Iterator[tuple[Tokens, float, torch.Tensor | None]]:
-    """Yield every outcome of one round: new tokens, probability (times importance weight) and new state."""
+) -> Iterator[tuple[Tokens, float]]:
+    """Yield every outcome of one round: new tokens, and their probability (times importance weight)."""
     if gamma == 0:
         for token, share in enumerate(bonus(tables, prefix).tolist()):
-            yield (token,), share, state
+            yield (token,), share
         return
     for length, paths in drafted_paths(tables, prefix, gamma, stop).items():
-        block = judge(verifier, tables, prefix, length, state, paths)
+        block = judge(verifier, tables, prefix, length, paths)
         yield from outcomes(block, tables, prefix, length, bonus, weighted)
 
 
 def outcomes(
     block: Block, tables: Tables, prefix: Tokens, gamma: int, bonus: Distribution, weighted: bool
-) -> Iterator[tuple[Tokens, float, torch.Tensor | None]]:
+) -> Iterator[tuple[Tokens, float]]:
     """Yield every outcome of blocks of `gamma` draft tokens, see `rounds`."""
     kept = block.kept()
     for count in range(gamma + 1):
@@ -147,12 +144,11 @@ def outcomes(
             chance = float(block.chances[row] * kept[row, count])
             if chance <= 0.0:
                 continue
-            memory = None if block.verdict.state is None else block.verdict.state[row : row + 1, count]
             following = distribution[row] if count < gamma else bonus(tables, prefix + path)
             for token, (share, weight) in enumerate(zip(following.tolist(), weights)):
                 # A share of zero has no finite weight.
                 factor = 1.0 if weight is None or share <= 0.0 else float(weight[row])
-                yield (*path[:count], token), chance * share * factor, memory
+                yield (*path[:count], token), chance * share * factor
 
 
 def process_probs(
@@ -170,22 +166,16 @@ def process_probs(
     As in `generate`, no round drafts the last token. With `weighted`, probabilities are multiplied by the importance
     weights of the token records.
     """
-    nodes: dict[tuple, float] = {(prefix, None): 1.0}
-    memories: dict = {None: None}
+    nodes: dict[Tokens, float] = {prefix: 1.0}
     total: dict[Tokens, float] = defaultdict(float)
     while nodes:
-        (here, key), chance = nodes.popitem()
+        here, chance = nodes.popitem()
         left = length - (len(here) - len(prefix))
         if left == 0:
             total[here[len(prefix) :]] += chance
             continue
-        for added, share, state in rounds(
-            verifier, tables, here, min(gamma, left - 1), memories[key], bonus, weighted, stop
-        ):
-            name = None if state is None else tuple(state.flatten().tolist())
-            memories[name] = state
-            node = (here + added, name)
-            nodes[node] = nodes.get(node, 0.0) + chance * share
+        for added, share in rounds(verifier, tables, here, min(gamma, left - 1), bonus, weighted, stop):
+            nodes[here + added] = nodes.get(here + added, 0.0) + chance * share
     return dict(total)
 
 

@@ -69,12 +69,8 @@ def test_cascade_needs_raw_logits():
         ("fuzzy:0.2:kl:0.9", "FuzzyVerifier(threshold=0.2, divergence='kl', confidence=0.9)"),
         ("contrastive", "ContrastiveVerifier(beta=0.5, alpha=0.1)"),
         ("top_k_relaxed:10:0.6", "TopKRelaxedVerifier(top_k=10, delta=0.6)"),
-        ("regret_budget:2", "RegretBudgetVerifier(budget=2.0, max_regret=inf, max_mismatches=None)"),
         ("fly", "FLyVerifier(entropy_threshold=0.3, window_size=None, top_k=3)"),
-        (
-            "static:0.7:1:inf:3",
-            "StaticEnsembleVerifier(max_bias=[1.0], bias_budget=[inf], max_ratio=[3.0], weight=0.7)",
-        ),
+        ("static:0.7:1:3", "StaticEnsembleVerifier(max_bias=[1.0], max_ratio=[3.0], weight=0.7)"),
         ("block", "BlockVerifier(verifier=LosslessVerifier())"),
         ("block:static:0.7", "BlockVerifier(verifier=StaticEnsembleVerifier(weight=0.7))"),
     ],

@@ -1,4 +1,4 @@
-"""Verifiers of whole blocks and verifiers with state: whole processes by enumeration, and naive scans."""
+"""Verifiers of whole blocks: whole processes by enumeration, and naive scans."""
 
 import itertools
 
@@ -16,7 +16,7 @@ from hf_diversed.verifiers import (
     LenientVerifier,
     LosslessVerifier,
     PhaseVerifier,
-    RegretBudgetVerifier,
+    SpecCascadeVerifier,
     StaticEnsembleVerifier,
     TypicalAcceptanceVerifier,
     Verifier,
@@ -24,9 +24,8 @@ from hf_diversed.verifiers import (
 )
 from hf_diversed.verifiers.base import CompositeVerifier
 from hf_diversed.verifiers.fly import forgiving_acceptance
-from hf_diversed.verifiers.mixture import spend_bias
 from tests.tiny import tiny_head
-from tests.verifier_cases import BEGIN, END, VOCAB, make_block
+from tests.verifier_cases import VOCAB, make_block
 from tests.verifiers.process import Tables, distance, judge, process_probs, product_probs
 
 
@@ -151,65 +150,12 @@ def test_positions_of_other_verifiers_divide_blocks():
         torch.testing.assert_close(parted[:, ::2], alone[:, ::2], rtol=0.0, atol=ROUNDING)
 
 
-def naive_regret(scores, tokens, spent: float, budget: float, max_regret: float, max_mismatches: int) -> tuple:
-    """Return the number of accepted draft tokens, and the regret after them."""
-    mismatches = 0
-    for i, (row, token) in enumerate(zip(scores, tokens)):
-        if token == int(row.argmax()):
-            continue
-        regret = float(row.max() - row[token])
-        mismatches += 1
-        affordable = spent + regret <= budget and regret / (len(tokens) - i) <= max_regret
-        if not affordable or mismatches > max_mismatches or min(budget, max_regret) == 0.0:
-            return i, spent
-        spent += regret
-    return len(tokens), spent
-
-
-@pytest.mark.parametrize("setting", [(4.0, 9.0, 3), (4.0, 0.5, 3), (9.0, 9.0, 1), (0.0, 9.0, 3), (9.0, 0.0, 3)])
-def test_regret_is_the_scan_of_a_block(setting):
-    """Catches regret that is not summed over rounds, a limit per token, and mismatches not counted per round."""
-    draft, target = make_block("random", "ties", sampled=False, rows=20)
-    verifier, spent, kept_any = RegretBudgetVerifier(*setting), torch.zeros(40, 1), 0
-    for seed in range(3):
-        drafts = random_drafts(draft, seed)
-        verdict = verifier(drafts.tokens, drafts, target, None if seed == 0 else spent)
-        kept = verdict.accept_prob.long().cumprod(-1).sum(-1)
-        now = verdict.state[torch.arange(40), kept]
-        for row in range(40):
-            expected = naive_regret(target.scores[row, :-1], drafts.tokens[row].tolist(), float(spent[row]), *setting)
-            assert kept[row] == expected[0]
-            assert float(now[row]) == pytest.approx(expected[1], abs=1e-5)
-        spent, kept_any = now, kept_any + int(kept.sum())
-    assert kept_any > 20
-    assert (spent <= setting[0]).all()
-
-
-def test_budget_is_spent_at_active_positions():
-    """Catches positions of another verifier that use the budget, and weights that are raised too early or too far."""
-    generator = torch.Generator().manual_seed(0)
-    weight, tv = torch.rand(20, 4, generator=generator), torch.rand(20, 4, generator=generator)
-    active = torch.rand(20, 4, generator=generator) < 0.6
-    budget, spent = torch.full((20, 1), 0.5).double(), torch.full((20, 1), 0.2).double()
-    limited, total = spend_bias(weight, tv, active, budget, spent)
-    for row in range(20):
-        used = 0.2
-        for i in range(4):
-            expected, divergence = float(weight[row, i]), float(tv[row, i])
-            if active[row, i]:
-                expected = max(expected, 1.0 - (0.5 - used) / divergence)
-                used += (1.0 - expected) * divergence
-            assert float(limited[row, i]) == pytest.approx(expected, abs=ROUNDING)
-            assert float(total[row, i]) == pytest.approx(used, abs=ROUNDING)
-
-
 class Demanding(BlockVerifier):
     """Declares more requirements than its parts."""
 
     needs_raw_logits = True
     needs_draft_confidence = True
     needs_hidden_states = True
-    greedy_only = True
     allows_early_stop = False
     num_assistant_tokens = 3
 
@@ -218,21 +164,21 @@ class Demanding(BlockVerifier):
 
 def test_a_subclass_keeps_what_it_declares():
     """Catches requirements of a subclass that those of its parts overwrite."""
-    names = ("needs_input_ids", "needs_check", "needs_raw_logits", "needs_draft_confidence", "greedy_only")
+    names = ("needs_input_ids", "needs_check", "needs_raw_logits", "needs_draft_confidence")
     names += ("needs_hidden_states", "num_assistant_tokens", "allows_early_stop")
     for verifier in (Demanding(), BlockVerifier(Demanding())):
-        assert [getattr(verifier, name) for name in names] == [*[True] * 6, 3, False]
-    assert [getattr(BlockVerifier(), name) for name in names] == [*[False] * 6, None, True]
+        assert [getattr(verifier, name) for name in names] == [*[True] * 5, 3, False]
+    assert [getattr(BlockVerifier(), name) for name in names] == [*[False] * 5, None, True]
 
 
 class ScanningPhase(CompositeVerifier):
-    """Computes the phases from the ids alone: no state, one position after the other."""
+    """Computes the phases from the ids alone, one position after the other."""
 
     def __init__(self, inside: Verifier, outside: Verifier, begin: int, end: int):
         super().__init__(inside, outside)
         self.begin, self.end = begin, end
 
-    def __call__(self, input_ids, draft, target, state=None) -> Verdict:
+    def __call__(self, input_ids, draft, target) -> Verdict:
         both = [part(input_ids, draft, target) for part in self._parts]
         here = torch.zeros_like(draft.active)
         for row, ids in enumerate(torch.cat([input_ids, draft.tokens], dim=1).tolist()):
@@ -257,25 +203,6 @@ def test_phases_follow_the_tokens(gamma: int, prefix: tuple):
         assert distance(found, process_probs(ScanningPhase(*parts, 1, 2), Tables(seed), gamma, 4, prefix)) < ROUNDING
 
 
-def test_phases_charge_each_verifier_for_its_own():
-    """Catches a budget that tokens of the other phase use, or that is lost during it."""
-    draft, target = make_block("random", rows=20)
-    begun = torch.tensor([[0, BEGIN]]).expand(20, -1)
-    verifier = PhaseVerifier(
-        StaticEnsembleVerifier(0.0, bias_budget=0.3), StaticEnsembleVerifier(0.5), begin=BEGIN, end=END
-    )
-    tokens = torch.tensor([[0, END, 1]]).expand(20, -1)
-    drafts = random_drafts(draft, tokens=tokens)
-    verdict = verifier(begun, drafts, target)
-    biases = (1.0 - verdict.trace.weight.double()) * verdict.trace.tv.double()
-    expected = torch.stack([biases[:, 0], biases[:, :2].sum(-1), biases[:, :2].sum(-1), biases[:, :2].sum(-1)], dim=1)
-    torch.testing.assert_close(verdict.state[:, :, 0], expected)
-    assert (verdict.trace.weight[:, 2] == 0.5).all()
-    later = verifier(torch.cat([begun, tokens, tokens[:, :1]], dim=1), drafts, target, verdict.state[:, 3])
-    assert (later.trace.weight == 0.5).all()
-    torch.testing.assert_close(later.state[:, -1, 0], expected[:, -1])
-
-
 def test_phase_over_couplings():
     """Catches a block verifier that continues after the phase has ended."""
 
@@ -287,8 +214,8 @@ def test_phase_over_couplings():
 
 
 def test_composites_need_what_their_parts_need():
-    """Catches a nested cascade without raw logits, or a nested greedy verifier that is used for sampling."""
-    assert PhaseVerifier(RegretBudgetVerifier(1.0), begin=1, end=2).greedy_only
+    """Catches a nested cascade without raw logits."""
+    assert PhaseVerifier(SpecCascadeVerifier(), begin=1, end=2).needs_raw_logits
     assert PhaseVerifier(LosslessVerifier(), begin=1, end=2).needs_raw_logits is False
 
 
@@ -300,9 +227,8 @@ def test_composites_need_what_their_parts_need():
         (lambda: PhaseVerifier("static", begin=1, end=2), TypeError, "takes verifiers, got str"),
         (lambda: PhaseVerifier(LosslessVerifier(), begin=1, end=1), ValueError, "different tokens, got 1 for both"),
         (lambda: PhaseVerifier(LosslessVerifier(), begin=-1, end=1), ValueError, "`begin` must be a token id, got -1"),
-        (lambda: RegretBudgetVerifier(-1), ValueError, r"`budget` must lie in \[0, inf\], got -1"),
         (lambda: FLyVerifier(window_size=0), ValueError, "`window_size` must be an integer >= 1, got 0"),
-        (lambda: StaticEnsembleVerifier(0.5, bias_budget=-1), ValueError, r"`bias_budget` must lie in \[0, inf\]"),
+        (lambda: StaticEnsembleVerifier(0.5, max_bias=-1), ValueError, r"`max_bias` must lie in \[0, 1\]"),
     ],
 )
 def test_refuses_invalid_verifiers(make, error, message: str):

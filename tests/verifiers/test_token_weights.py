@@ -90,7 +90,6 @@ def test_no_triple_breaks(p, q, w, limit):
     close(total_variation(probs.q, emitted), rejected)
     close(total_variation(emitted, probs.p) + rejected, total_variation(probs.p, probs.q))
     assert (total_variation(check(Given(table, max_bias=limit))[0], probs.p) <= limit + ROUNDING).all()
-    assert (total_variation(check(Given(table, bias_budget=limit))[0], probs.p) <= limit + ROUNDING).all()
     for ratio in (1.0 + limit, 1.0 + 10.0 * limit):
         assert (check(Given(table, max_ratio=ratio))[0] <= ratio * probs.p + ratio * ROUNDING).all()
 
@@ -103,7 +102,7 @@ def test_bounds_raise_weights_no_further_than_needed():
     """Catches bounds that change weights although they are already met."""
     draft, target = make_block()
     free = enumerate_emitted(DiversedVerifier(token_head()), draft, target).weight
-    idle = {"max_bias": 1.0, "max_ratio": float("inf"), "bias_budget": 99.0}
+    idle = {"max_bias": 1.0, "max_ratio": float("inf")}
     for name, value in idle.items():
         assert torch.equal(
             enumerate_emitted(DiversedVerifier(token_head(), **{name: value}), draft, target).weight, free
@@ -127,7 +126,7 @@ def test_lenience_is_a_weight_per_token(lenience: float):
 WEIGHABLE = {
     "static": lambda: StaticEnsembleVerifier(0.3),
     "token": lambda: DiversedVerifier(token_head()),
-    "budget": lambda: DiversedVerifier(token_head(), strictness=0.1, bias_budget=0.3),
+    "bound": lambda: DiversedVerifier(token_head(), strictness=0.1, max_bias=0.3),
     "fuzzy": lambda: FuzzyVerifier(1.0, "reverse_kl"),
     "block": lambda: BlockVerifier(StaticEnsembleVerifier(0.4)),
     "phase": lambda: PhaseVerifier(StaticEnsembleVerifier(0.2), DiversedVerifier(token_head()), begin=1, end=2),

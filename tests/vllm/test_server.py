@@ -118,7 +118,6 @@ BAD = [
     {"diversed_strictness": "high"},
     {"diversed_strictness": [0.5]},
     {"diversed_max_bias": 2},
-    {"diversed_bias_budget": 1},
     {"diversed_verifier": "static:0.1"},
     {"diversed_verifier": "lenience:0.3", "diversed_strictness": 0.5},
     {"diversed_strictnes": 0.5},

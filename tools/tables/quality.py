@@ -169,7 +169,7 @@ def published() -> dict[str, Table]:
                     ("math, temperature 1", "verifiers-math", ("lossless", "contrastive:0.5:0.1")),
                     ("math, temperature 1", "mars-math", ("mars:0.9",)),
                     ("math, temperature 1", "truncation", ("lossless", "typical", "fuzzy:0.3:kl:0.9")),
-                    ("math, greedy", "verifiers-math-t0", ("lossless", "lenience:0.3", "regret_budget:8")),
+                    ("math, greedy", "verifiers-math-t0", ("lossless", "lenience:0.3")),
                 )
                 for row in methods(study, *names)
             ],

@@ -49,11 +49,6 @@ def _read_fields(extra: Mapping[str, Any]) -> dict[str, Any]:
     """Return the plugin's fields of `vllm_xargs`, by name without the prefix; refuse unknown and unprefixed ones."""
     fields = {}
     for name, value in extra.items():
-        if name == f"{PREFIX}bias_budget":
-            raise ValueError(
-                f"`{name}` needs a sum per sequence, which vLLM's sampler does not keep; bound every token instead, "
-                f"with `{PREFIX}max_bias` or `{PREFIX}max_ratio`."
-            )
         plain = name.removeprefix(PREFIX)
         if name.startswith(PREFIX) and plain in FIELDS:
             fields[plain] = value

@@ -33,7 +33,6 @@ KEY = "hf_diversed"  # in --additional-config
 # Verifiers that read more than one position, or what vLLM's sampler does not receive.
 _NOT_SERVED = {
     "spec_cascade": "it reads the draft model's raw logits, which vLLM does not keep",
-    "regret_budget": "it decodes greedily and keeps a budget per sequence; vLLM keeps no state of verifiers",
     "fly": "it reads the draft tokens after a rejected one, and vLLM verifies each token independently",
     "block": "it verifies whole blocks, and vLLM verifies each token independently; for lossless decoding vLLM has a "
     "block verification of its own",
@@ -43,8 +42,7 @@ _NOT_SERVED = {
 # "probabilistic". Draft tokens of other methods may be random without a distribution.
 _DETERMINISTIC = ("ngram", "ngram_gpu", "suffix", "medusa")
 _SAMPLING = ("draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark")
-# Settings of a request. A budget needs a sum per sequence, which vLLM's sampler does not keep.
-SETTINGS = {name: setting for name, setting in head_settings.SETTINGS.items() if name != "bias_budget"}
+SETTINGS = head_settings.SETTINGS
 _KEYS = ("verifier", "head", "choices", *SETTINGS)
 Spell = Callable[[str], str]  # from a setting's name to how the user wrote it: --max-bias, diversed_max_bias
 

@@ -131,12 +131,12 @@ def verifier_logits(
     draft, target = _Draft(q, drafted), _Target(target_logits, p)
     excluded = target_logits.gather(-1, drafted) == -torch.inf
     if isinstance(verifier, MixtureVerifier):
-        weights, _ = limit_bias(verifier.weights(draft, target, values), draft, target, None, values)
+        weights = limit_bias(verifier.weights(draft, target, values), draft, target, values)
         # The draft token's weight serves for every token: only that token is accepted or replaced.
         v = torch.lerp(q, p, torch.where(excluded, 1.0, weights.weight))
         certain = v.gather(-1, drafted) >= q.gather(-1, drafted)
     else:
-        verdict = verifier(drafted, draft, target, None)
+        verdict = verifier(drafted, draft, target)
         accept_prob = torch.where(excluded, 0.0, verdict.accept_prob)
         v, certain = _distribution(accept_prob, verdict.replacement(torch.zeros_like(tokens)), q, drafted)
     # The logarithm of many zeros is ten times slower than that of other numbers.
