@@ -3,13 +3,12 @@
 python -m tools.render_cards
 """
 
-from dataclasses import replace
+import json
 from pathlib import Path
 
 from hf_diversed.formatting import PLAIN
-from hf_diversed.head import DiversedHead
-from hf_diversed.hub import publication, read_records
-from hf_diversed.hub.files import CARD
+from hf_diversed.head import DiversedHeadConfig
+from hf_diversed.hub import render_card
 from hf_diversed.method_names import MethodName
 from hf_diversed.verifiers import VERIFIERS
 from hf_diversed.zoo.loader import HEADS, MIXTURE
@@ -20,18 +19,19 @@ NAMES = {PLAIN, *VERIFIERS}
 
 
 def cards() -> dict[Path, str]:
-    """Return the card of every packaged head that has results, by its path, as it would be published."""
+    """Return the card of every packaged head that has results, by its path."""
     by_path = {}
     weights, results_of = ROOT / "hf_diversed" / "zoo" / "weights", ROOT / "results"
     for kind, measured, suffix in ((HEADS, results_of, ""), (MIXTURE, results_of / "mixture", "-mixture")):
         for folder in sorted((weights / kind).glob("*/")):
             results = measured / f"{folder.name}.json"
             if results.is_file():
-                records = read_records(folder, results)
-                rows = [row for row in records.evaluation["records"] if MethodName.parse(row["method"]).name in NAMES]
-                records = replace(records, evaluation={**records.evaluation, "records": rows})
-                files = publication(DiversedHead.from_pretrained(folder), records)
-                by_path[ROOT / "model_cards" / f"embedded-{folder.name}{suffix}" / CARD] = files[CARD].decode()
+                evaluation = json.loads(results.read_text())
+                rows = [row for row in evaluation["records"] if MethodName.parse(row["method"]).name in NAMES]
+                training = json.loads((folder / "provenance.json").read_text())
+                config = DiversedHeadConfig.from_pretrained(folder)
+                text = render_card(config, {**evaluation, "records": rows}, training)
+                by_path[ROOT / "model_cards" / f"embedded-{folder.name}{suffix}" / "README.md"] = text
     return by_path
 
 

@@ -13,7 +13,7 @@ from hf_diversed import (
 )
 from hf_diversed.harness.pair import Pair
 from hf_diversed.harness.prompts import encode
-from hf_diversed.hub.metadata import hub_id
+from hf_diversed.hub.card import is_hub_id
 
 
 PLAIN, LOSSLESS, LENIENT, STATIC, DIVERSED = METHODS = ("Plain", "Lossless", "Lenience", "Static", "DIVERSED")
@@ -149,7 +149,7 @@ def _find_head(pair: Pair, choice: Choice) -> DiversedHead:
         which = "for prompt lookup" if pair.draft is None else f"for the task {choice.task!r}"
         raise ValueError(f"There is no head {which}{known}. Name a head, or choose another method.")
     repo_id, _, revision = name.partition("@")
-    if hub_id(repo_id) is None:
+    if not is_hub_id(repo_id):
         raise ValueError(
             f"The head {name!r} could not be loaded. Name a head of the Hub, as org/name or org/name@revision."
         )

@@ -69,7 +69,6 @@ def calibrate(
     from hf_diversed.files import write_json
     from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
     from hf_diversed.head import DiversedHead
-    from hf_diversed.head.pulling import CONFIG
     from hf_diversed.tasks import PromptedTask
     from hf_diversed.zoo import load_pair
 
@@ -111,9 +110,9 @@ def calibrate(
     )
     found = tested[0].p_value <= 1.0 - confidence
     if found:
-        config = json_format.loads((head / CONFIG).read_text(encoding="utf-8"))
+        config = json_format.loads((head / "config.json").read_text(encoding="utf-8"))
         values = {name: getattr(loaded.config, name) for name in ("strictness", "calibration")}
-        write_json(head / CONFIG, config | values)
+        write_json(head / "config.json", config | values)
     strictness = loaded.config.strictness if found else None
     if json:
         print(json_format.dumps({"strictness": strictness, "tested": [asdict(each) for each in tested]}, indent=1))

@@ -28,28 +28,22 @@ def push(
 
     Results are those of `hf-diversed evaluate --output HEAD`.
     """
-    from dataclasses import replace
-
     from hf_diversed import hub
     from hf_diversed.cli.loading import quiet_transformers
-    from hf_diversed.head import DiversedHead
 
     quiet_transformers()
-    chosen = tuple(tag.strip() for tag in tags.split(",") if tag.strip())
-    records = replace(hub.read_records(head), license=license, tags=chosen)
-    loaded = DiversedHead.from_pretrained(head)
+    chosen = [tag.strip() for tag in tags.split(",") if tag.strip()]
     if destination.startswith((".", "/", "~")):
         folder = Path(destination).expanduser()
-        for name, content in hub.publication(loaded, records, folder=str(folder)).items():
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+        source = folder.name if folder.is_absolute() else destination
+        hub.write_folder(head, folder, source=source, tags=chosen, license=license)
         print(folder)
         return
     commit = hub.push(
-        loaded,
-        records,
+        head,
         destination,
+        tags=chosen,
+        license=license,
         private=private,
         revision=revision,
         create_pr=create_pr,

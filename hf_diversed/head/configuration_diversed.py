@@ -1,10 +1,8 @@
 """Configuration of a head: its architecture, and the pair, task and settings of its training."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_diversed import _compat, model_facts
@@ -16,100 +14,18 @@ logger = _compat.get_logger(__name__)
 HEAD_TYPES = ("linear", "mlp")
 FEATURES = ("hidden", "distribution", "both")
 MAX_NUM_ASSISTANT_TOKENS = 64
-_DTYPES = ("float32", "float16", "bfloat16", "float64")
-_TORCH_DTYPES = tuple(getattr(torch, name) for name in _DTYPES)
+# Entries that transformers writes to the config.json of every model.
+_IGNORED = {*PreTrainedConfig().to_dict(), "name_or_path", "torch_dtype", "use_cache"} - {"architectures", "dtype"}
 
-Rule = tuple[str, Callable[[Any], bool]]  # description of the allowed values, and a predicate
-
-
-def _integer(most: int, optional: bool = False) -> Rule:
-    words = f"an integer from 1 to {most}{', or None' if optional else ''}"
-    return words, lambda value: (optional and value is None) or (type(value) is int and 1 <= value <= most)
-
-
-def _choice(*choices: Any) -> Rule:
-    words = f"one of {', '.join(map(repr, choices))}"
-    return words, lambda value: any(type(value) is type(choice) and value == choice for choice in choices)
+LOOKED_UP = "prompt lookup"  # replaces the name of the draft model for prompt lookup
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _number(low: float, high: float, optional: bool = False) -> Rule:
-    words = f"a number from {low:g} to {high:g}{', or None' if optional else ''}"
-    return words, lambda value: (optional and value is None) or (_is_number(value) and low <= value <= high)
-
-
-_TEMPERATURE = "a number >= 0", lambda value: _is_number(value) and 0 <= value < math.inf
-_WIDTH, _TEXT = _integer(2**17), ("a string or None", lambda value: value is None or isinstance(value, str))
-_COUNT, _GAMMA = _integer(2**31), _integer(MAX_NUM_ASSISTANT_TOKENS)
-# Fields of `calibration`, written by `hf-diversed calibrate`.
-CALIBRATION: dict[str, Rule] = {
-    "strictness": _number(0, 1),
-    "max_quality_drop": _number(0, 1),
-    "confidence": _number(0, 1),
-    "drop": _number(-1, 1),
-    "acceptance_rate": _number(0, 1, optional=True),
-    "task": _TEXT,
-    "metric": _TEXT,
-    "num_prompts": _COUNT,
-    "samples_per_prompt": _COUNT,
-    "temperature": _TEMPERATURE,
-    "top_k": ("an integer from 0", lambda value: type(value) is int and 0 <= value < 2**31),
-    "top_p": _number(0, 1),
-    "num_assistant_tokens": _GAMMA,
-    "max_new_tokens": _COUNT,
-}
-
-
-def _is_calibration(value: Any) -> bool:
-    return value is None or (
-        isinstance(value, dict)
-        and value.keys() == CALIBRATION.keys()
-        and all(CALIBRATION[name][1](item) for name, item in value.items())
-    )
-
-
-# All allowed entries. Configurations on the Hub are untrusted, so no others are passed to transformers.
-RULES: dict[str, Rule] = {
-    "target_hidden_size": _WIDTH,
-    "draft_hidden_size": _WIDTH,
-    "head_type": _choice(*HEAD_TYPES),
-    "features": _choice(*FEATURES),
-    "token_features": _choice(True, False),
-    "intermediate_size": _integer(2**14),
-    "normalize": _choice(True, False),
-    "mixing": _choice("probs"),  # stored in some heads; nothing reads it
-    "task": _TEXT,
-    "num_assistant_tokens": _integer(MAX_NUM_ASSISTANT_TOKENS, optional=True),
-    "training_temperature": (
-        f"{_TEMPERATURE[0]}, or None",
-        lambda value: value is None or _TEMPERATURE[1](value),
-    ),
-    "strictness": _number(0, 1),
-    "calibration": (
-        f"None, or what `hf-diversed calibrate` writes ({', '.join(CALIBRATION)})",
-        _is_calibration,
-    ),
-    "base_model_name_or_path": _TEXT,
-    "base_model_revision": _TEXT,
-    "base_model_digest": _TEXT,
-    "assistant_model_name_or_path": _TEXT,
-    "assistant_model_revision": _TEXT,
-    "assistant_model_digest": _TEXT,
-    "vocab_size": _integer(2**24, optional=True),
-    "dtype": (
-        f"one of {', '.join(_DTYPES)}, or None",
-        lambda value: value is None or value in _DTYPES + _TORCH_DTYPES,
-    ),
-    "architectures": ("a list or None", lambda value: value is None or isinstance(value, list)),
-}
-# Entries that transformers adds; ignored without a warning.
-_IGNORED = {*PreTrainedConfig().to_dict(), "name_or_path", "torch_dtype", "use_cache"} - RULES.keys()
-
-
-LOOKED_UP = "prompt lookup"  # replaces the name of the draft model for prompt lookup
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and _is_number(value) and value >= 1
 
 
 class DiversedHeadConfig(PreTrainedConfig):
@@ -139,7 +55,7 @@ class DiversedHeadConfig(PreTrainedConfig):
         kwargs: `dtype` and `architectures`, as in `PreTrainedConfig`; unknown names are dropped with a warning.
 
     Raises:
-        ValueError: if a value has a wrong type or is out of range, also when it is assigned later.
+        ValueError: if a value has a wrong type or is out of range, or the configuration is not that of a head.
     """
 
     model_type = "diversed_head"
@@ -166,23 +82,46 @@ class DiversedHeadConfig(PreTrainedConfig):
 
     def __init__(self, target_hidden_size: int = 1, draft_hidden_size: int = 1, **kwargs):
         # Defined here because the constructor that transformers generates takes only keyword arguments.
-        sizes = {"target_hidden_size": target_hidden_size, "draft_hidden_size": draft_hidden_size}
-        names = DiversedHeadConfig.__annotations__
-        settings = {name: kwargs.pop(name, getattr(type(self), name)) for name in names if name not in sizes}
-        if unknown := sorted(kwargs.keys() - RULES.keys() - _IGNORED):
-            logger.warning(
-                "Unknown entries in the configuration of a head are ignored: %.500s.", ", ".join(map(repr, unknown))
+        kwargs |= {"target_hidden_size": target_hidden_size, "draft_hidden_size": draft_hidden_size}
+        model_type = kwargs.pop("model_type", self.model_type)
+        if model_type != self.model_type:
+            raise ValueError(
+                f"not the configuration of a head: model_type must be {self.model_type!r}, got {model_type!r}."
             )
-        super().__init__(**{name: value for name, value in kwargs.items() if name in RULES})
-        for name, value in (sizes | settings).items():
+        names = DiversedHeadConfig.__annotations__
+        settings = {name: kwargs.pop(name, getattr(type(self), name)) for name in names}
+        # Other entries control transformers' loaders: quantizers, file names, and kernels, which are code of the Hub.
+        super().__init__(**{name: kwargs.pop(name) for name in ("architectures", "dtype") if name in kwargs})
+        if unknown := sorted(kwargs.keys() - _IGNORED):
+            logger.warning(f"Unknown entries in the configuration of a head are ignored: {', '.join(unknown)}.")
+        for name, value in settings.items():
             setattr(self, name, value)
+        self.validate()
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in RULES:
-            allowed, is_allowed = RULES[name]
-            if not is_allowed(value):
-                raise ValueError(f"{name} must be {allowed}, got {value!r:.200}.")
-        super().__setattr__(name, value)
+    def validate(self) -> None:
+        """Raise ValueError if a value is not allowed; runs in the constructor and before saving."""
+        super().validate()
+        for names, allowed, is_allowed in (
+            (("target_hidden_size", "draft_hidden_size", "intermediate_size"), "an integer >= 1", _is_count),
+            (("vocab_size",), "an integer >= 1, or None", lambda value: value is None or _is_count(value)),
+            (("head_type",), f"one of {', '.join(HEAD_TYPES)}", lambda value: value in HEAD_TYPES),
+            (("features",), f"one of {', '.join(FEATURES)}", lambda value: value in FEATURES),
+            (("token_features", "normalize"), "True or False", lambda value: isinstance(value, bool)),
+            (
+                ("num_assistant_tokens",),
+                f"an integer from 1 to {MAX_NUM_ASSISTANT_TOKENS}, or None",
+                lambda value: value is None or (_is_count(value) and value <= MAX_NUM_ASSISTANT_TOKENS),
+            ),
+            (
+                ("training_temperature",),
+                "a number >= 0, or None",
+                lambda value: value is None or (_is_number(value) and 0 <= value < math.inf),
+            ),
+            (("strictness",), "a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1),
+        ):
+            for name in names:
+                if not is_allowed(value := getattr(self, name)):
+                    raise ValueError(f"{name} must be {allowed}, got {value!r}.")
 
     @classmethod
     def for_pair(cls, target: PreTrainedModel, draft: PreTrainedModel | None, **kwargs) -> "DiversedHeadConfig":

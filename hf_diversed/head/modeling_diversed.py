@@ -1,7 +1,7 @@
 """The head: a few thousand parameters on top of two frozen models."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_diversed.features import LOG_RATIO, NUM_DISTRIBUTION_FEATURES, NUM_TOKEN_FEATURES
-from hf_diversed.head import pulling
 from hf_diversed.head.configuration_diversed import DiversedHeadConfig
 
 
 _LEAST_STD = 1e-3  # lower bound, so that almost constant inputs are not amplified
-_LARGEST_INPUT = 65504.0  # float16's largest value; hidden states beyond it would already have overflowed there
 
 
 class DiversedHead(PreTrainedModel):
@@ -64,43 +62,40 @@ class DiversedHead(PreTrainedModel):
         self.post_init()
 
     @classmethod
-    def from_pretrained(cls, name, *args, config=None, subfolder: str = "", **kwargs) -> "DiversedHead":
-        """Load a head, as in `PreTrainedModel`. Only complete heads in safetensors format are accepted.
+    def from_pretrained(cls, name, *args, output_loading_info: bool = False, **kwargs) -> Any:
+        """Load a head, as in `PreTrainedModel`, from safetensors only.
 
         Args:
-            name: folder or Hub id. For a Hub id, `revision`, `token`, `cache_dir`, `local_files_only` and
-                `force_download` are passed on.
-            subfolder: folder of the head within `name`. `config`: replaces the one stored with the weights.
+            name: folder or Hub id.
+            kwargs: as in `PreTrainedModel.from_pretrained`: `revision`, `variant`, `subfolder`, `token` and the like.
 
         Raises:
-            OSError: if the head does not exist or cannot be downloaded, or if its files are damaged, too large, not
-                those of a head, or contain invalid values. Weights are downloaded only after the configuration and
-                the file size have been checked.
+            OSError: if the head does not exist, has no safetensors file, or cannot be downloaded.
+            ValueError: if its configuration is not that of a head, or its weights have other names or widths.
 
         Example:
             ```python
             head = DiversedHead.from_pretrained("org/head-mbpp", revision="v1")
             ```
         """
-        hub = {key: kwargs.pop(key) for key in pulling.HUB_ARGUMENTS if kwargs.get(key) is not None}
-        hub = pulling.pin(name, **hub)
-        entries = pulling.read_config(name, subfolder, cls.config_class.model_type, **hub)
-        if kwargs.get("dtype") == "auto":  # the stored dtype, which is the default
-            del kwargs["dtype"]
-        if config is None:
-            try:
-                config, kwargs = cls.config_class.from_dict(entries, return_unused_kwargs=True, **kwargs)
-            except ValueError as error:
-                raise OSError(f"{pulling.CONFIG} of {name} cannot be used: {error}") from error
-        with torch.device("meta"):  # does not advance the random generator
-            shapes = {key: tuple(tensor.shape) for key, tensor in cls(config).state_dict().items()}
-        weights = pulling.read_weights(name, subfolder, shapes, **hub)
-        # None instead of a name, so that transformers does not search for adapters and other weights.
-        loaded = super().from_pretrained(None, *args, config=config, state_dict=weights, **kwargs)
-        head = loaded[0] if isinstance(loaded, tuple) else loaded  # output_loading_info
-        head._check_numbers(name)
-        head.name_or_path = head.config._name_or_path = str(name)
-        return loaded
+        kwargs |= {
+            "use_safetensors": True,
+            "ignore_mismatched_sizes": True,
+        }  # sizes are checked here, with other names
+        head, info = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
+        problems = [
+            *(f"{key} is missing" for key in sorted(info["missing_keys"])),
+            *(f"{key} is unexpected" for key in sorted(info["unexpected_keys"])),
+            *(
+                f"{key} has shape {tuple(found)}, must be {tuple(expected)}"
+                for key, found, expected in sorted(info["mismatched_keys"])
+            ),
+        ]
+        if problems:
+            raise ValueError(f"the weights of {name} do not match its configuration: {'; '.join(problems)}.")
+        for values in (*head.parameters(), *head.buffers()):
+            values.data = values.data.clone()  # not in the mapped file, which may be written again
+        return (head, info) if output_loading_info else head
 
     def push_to_hub(
         self,
@@ -108,21 +103,19 @@ class DiversedHead(PreTrainedModel):
         *,
         evaluation: Mapping[str, Any] | str | Path | None = None,
         training: Mapping[str, Any] | str | Path | None = None,
-        license: str = "apache-2.0",
-        tags: Sequence[str] = (),
-        **destination: Any,
+        **options: Any,
     ) -> CommitInfo:
         """Upload the head in one commit: configuration, weights, a model card with results, and `custom_generate/`.
 
         Args:
             evaluation: output of `hf-diversed evaluate --output`, or its file; None for a card without results.
             training: the provenance.json of the trainer, or its content.
-            license, tags: of the model card, as on the Hub.
-            destination: `private`, `revision`, `create_pr`, `token`, `commit_message` and `commit_description`, as in
-                transformers.
+            options: of `hf_diversed.hub.push`: `license` and `tags` of the card, and `private`, `revision`,
+                `create_pr`, `token`, `commit_message` and `commit_description` as in transformers.
 
         Raises:
-            ValueError: if the evaluation was made with other weights. PushError: if the upload fails.
+            ValueError: if the evaluation was made with other weights.
+            OSError: if the upload fails; all files are in one commit, so none is on the Hub then.
 
         Example:
             ```python
@@ -130,29 +123,7 @@ class DiversedHead(PreTrainedModel):
             ```
         """
         hub = import_module("hf_diversed.hub")  # builds on heads
-        records = hub.HeadRecords(hub.read_json(evaluation), hub.read_json(training), tuple(tags or ()), license)
-        return hub.push(self, records, repo_id, **destination)
-
-    def _check_numbers(self, name: str | Path) -> None:
-        """Raise OSError if the parameters make the output NaN or infinite."""
-        state = self.state_dict()
-        problems = [f"{key} must be finite" for key, values in state.items() if not values.isfinite().all()]
-        if not (state["input_std"] > 0).all():
-            problems.append("input_std must be above 0, as inputs are divided by it")
-        if not problems and self._largest_sum() > torch.finfo(torch.float32).max:
-            problems.append("parameters are so large that the head's output overflows float32")
-        if problems:
-            raise OSError(f"{pulling.WEIGHTS} of {name} cannot be used as {self.dtype}: {'; '.join(problems)}.")
-
-    @torch.no_grad()
-    def _largest_sum(self) -> float:
-        """Return an upper bound on the magnitude of all sums in `forward`, for inputs up to `_LARGEST_INPUT`."""
-        values = (_LARGEST_INPUT + self.input_mean.double().abs()) / self.input_std.double()
-        sums = [values]
-        for layer in (self.dense, self.out):
-            if layer is not None:
-                sums.append(F.linear(sums[-1], layer.weight.double().abs(), layer.bias.double().abs()))
-        return max(float(values.max()) for values in sums)
+        return hub.push(self, repo_id, evaluation, training, **options)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

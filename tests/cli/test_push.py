@@ -35,16 +35,17 @@ def test_repository_on_the_hub(head, monkeypatch):
     """Catches options that do not reach the Hub, and a folder that is created for a repository's name."""
     calls = []
 
-    def push(head, records, repo_id, **options):
+    def push(folder, repo_id, **options):
         calls.append((repo_id, {name: value for name, value in options.items() if value}))
         raise OSError("offline")
 
     monkeypatch.setattr("hf_diversed.hub.push", push)
-    refused("offline", "push", head, "org/head", "--private", "--revision", "v1", "--create-pr")
-    assert calls == [("org/head", {"private": True, "revision": "v1", "create_pr": True})]
+    refused("offline", "push", head, "org/head", "--private", "--revision", "v1", "--create-pr", "--license", "mit")
+    assert calls == [("org/head", {"license": "mit", "private": True, "revision": "v1", "create_pr": True})]
 
 
-def test_bad_records_are_messages(head):
+@pytest.mark.parametrize(("content", "words"), [("{", "is not valid JSON"), ("[]", "must hold a JSON object")])
+def test_bad_records_are_messages(head, content, words):
     """Catches tracebacks for damaged files."""
-    (head / "evaluation.json").write_text("{")
-    refused("is not valid JSON", "push", head, head.parent / "published")
+    (head / "evaluation.json").write_text(content)
+    refused(words, "push", head, head.parent / "published")

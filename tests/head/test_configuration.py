@@ -2,47 +2,33 @@
 
 import json
 import math
-import re
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 
-from hf_diversed.head import DiversedHead, DiversedHeadConfig, configuration_diversed
+from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from tests.tiny import calibration
 
 
-WIDTH = "must be an integer from 1 to 131072, got"
+SIZE = "must be an integer >= 1, got"
 GAMMA = "num_assistant_tokens must be an integer from 1 to 64, or None, got"
 CALIBRATION = calibration()
-WRITTEN = "calibration must be None, or what `hf-diversed calibrate` writes"
 REFUSED = [
-    ({"target_hidden_size": 0}, f"target_hidden_size {WIDTH} 0"),
-    ({"target_hidden_size": 10**12}, f"target_hidden_size {WIDTH} 1000000000000"),
-    ({"target_hidden_size": "32"}, f"target_hidden_size {WIDTH} '32'"),
-    ({"target_hidden_size": True}, f"target_hidden_size {WIDTH} True"),
-    ({"draft_hidden_size": 2.5}, f"draft_hidden_size {WIDTH} 2.5"),
-    ({"intermediate_size": None}, "intermediate_size must be an integer from 1 to 16384, got None"),
-    ({"head_type": "conv"}, "head_type must be one of 'linear', 'mlp', got 'conv'"),
-    ({"head_type": ["linear"]}, r"head_type must be one of 'linear', 'mlp', got \['linear'\]"),
-    ({"features": "logits"}, "features must be one of 'hidden', 'distribution', 'both', got 'logits'"),
-    ({"token_features": 1}, "token_features must be one of True, False, got 1"),
-    ({"mixing": "logits"}, "mixing must be one of 'probs', got 'logits'"),
-    ({"normalize": 1}, "normalize must be one of True, False, got 1"),
+    ({"target_hidden_size": 0}, f"target_hidden_size {SIZE} 0"),
+    ({"target_hidden_size": "32"}, f"target_hidden_size {SIZE} '32'"),
+    ({"draft_hidden_size": True}, f"draft_hidden_size {SIZE} True"),
+    ({"intermediate_size": None}, f"intermediate_size {SIZE} None"),
+    ({"vocab_size": 2.5}, "vocab_size must be an integer >= 1, or None, got 2.5"),
+    ({"head_type": "conv"}, "head_type must be one of linear, mlp, got 'conv'"),
+    ({"features": ["hidden"]}, r"features must be one of hidden, distribution, both, got \['hidden'\]"),
+    ({"token_features": 1}, "token_features must be True or False, got 1"),
     ({"num_assistant_tokens": 65}, f"{GAMMA} 65"),
     ({"num_assistant_tokens": 0}, f"{GAMMA} 0"),
-    ({"training_temperature": "x"}, "training_temperature must be a number >= 0, or None, got 'x'"),
     ({"training_temperature": -0.5}, "training_temperature must be a number >= 0, or None, got -0.5"),
     ({"training_temperature": math.inf}, "training_temperature must be a number >= 0, or None, got inf"),
-    ({"vocab_size": "64"}, "vocab_size must be an integer from 1 to 16777216, or None, got '64'"),
-    ({"task": ["math"]}, r"task must be a string or None, got \['math'\]"),
-    ({"base_model_name_or_path": {}}, "base_model_name_or_path must be a string or None, got {}"),
     ({"strictness": 1.5}, "strictness must be a number from 0 to 1, got 1.5"),
-    ({"calibration": {}}, WRITTEN),
-    ({"calibration": {**CALIBRATION, "strictness": "0"}}, WRITTEN),
-    ({"calibration": {**CALIBRATION, "more": 0}}, WRITTEN),
-    ({"dtype": "os"}, "dtype must be one of float32, float16, bfloat16, float64, or None, got 'os'"),
-    ({"architectures": "DiversedHead"}, "architectures must be a list or None, got 'DiversedHead'"),
+    ({"model_type": "llama"}, "model_type must be 'diversed_head', got 'llama'"),
 ]
 
 
@@ -55,27 +41,20 @@ def test_refuses_bad_values(arguments: dict, message: str):
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED[::6])
 def test_refuses_them_in_a_file(arguments: dict, message: str, tmp_path):
-    """Catches a head's configuration that is used without validation, and an error that does not name the file."""
+    """Catches a head's configuration that is used without validation."""
     DiversedHead(DiversedHeadConfig(8, 8)).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": None} | arguments))
-    with pytest.raises(OSError, match=f"config.json of .* cannot be used: {message}"):
+    path.write_text(json.dumps(json.loads(path.read_text()) | arguments))
+    with pytest.raises(ValueError, match=message):
         DiversedHead.from_pretrained(tmp_path)
 
 
-def test_refuses_bad_values_in_later_assignments():
-    """Catches a check in the constructor only: `from_pretrained(..., num_assistant_tokens=10**9)` sets it later."""
-    config = DiversedHeadConfig(8, 8, num_assistant_tokens=64)
-    with pytest.raises(ValueError, match=f"{GAMMA} 1000000000"):
-        config.num_assistant_tokens = 10**9
-    with pytest.raises(ValueError, match=f"{GAMMA} 1000000000"):
-        DiversedHeadConfig.from_dict(config.to_dict(), num_assistant_tokens=10**9)
-    assert config.num_assistant_tokens == 64
-
-
-def test_every_entry_is_validated():
-    """Catches a new entry without validation."""
-    assert set(DiversedHeadConfig.__annotations__) - {"model_type"} <= configuration_diversed.RULES.keys()
+def test_refuses_to_save_them(tmp_path):
+    """Catches a bad value, assigned later, that only fails in the next process."""
+    config = DiversedHeadConfig(8, 8)
+    config.strictness = 2
+    with pytest.raises(ValueError, match="strictness must be a number from 0 to 1, got 2"):
+        config.save_pretrained(tmp_path)
 
 
 FOREIGN = {
@@ -105,11 +84,10 @@ def test_other_entries_are_left_out(load, tmp_path, caplog):
     head.save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | FOREIGN | WRITTEN))
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "evil"}))
     loaded = load(tmp_path)
     (record,) = caplog.records
     assert record.getMessage().startswith("Unknown entries in the configuration of a head are ignored: ")
-    assert re.findall("'(.*?)'", record.getMessage()) == sorted(FOREIGN)
+    assert record.getMessage().endswith(f": {', '.join(sorted(FOREIGN))}.")
     assert type(loaded.config) is DiversedHeadConfig
     assert loaded.config.task == "math"
     assert not {"quantization_config", "auto_map", "transformers_weights"} & loaded.config.to_dict().keys()
@@ -118,12 +96,11 @@ def test_other_entries_are_left_out(load, tmp_path, caplog):
 
 
 def test_entries_of_transformers_are_not_warned_of(caplog):
-    """Catches a warning for heads that were saved or copied normally, also by earlier versions, with `mixing`."""
+    """Catches a warning for heads that were saved or copied normally."""
     config = DiversedHeadConfig(8, 8, dtype="bfloat16", architectures=["DiversedHead"])
     again = DiversedHeadConfig.from_dict(config.to_dict())
     assert again.to_dict() == config.to_dict()
     assert again.dtype is torch.bfloat16
-    DiversedHeadConfig(8, 8, mixing="probs")
     assert caplog.records == []
 
 

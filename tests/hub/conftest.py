@@ -7,15 +7,15 @@ from huggingface_hub import constants, hf_api
 from huggingface_hub.utils import _http, close_session
 
 from hf_diversed.head import loading
-from tests.hub.loopback import WRITER, LoopbackHub
+from tests.hub.loopback import LoopbackHub
 
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """A new Hub; this process is logged in as the owner of "org"."""
+    """A new Hub; this process is logged in as "org"."""
     with LoopbackHub() as server:
         point_client_at(server.endpoint, monkeypatch, tmp_path / "cache")
-        monkeypatch.setenv("HF_TOKEN", WRITER)
+        monkeypatch.setenv("HF_TOKEN", "hf_org")
         yield server
         close_session()
 
@@ -32,4 +32,4 @@ def point_client_at(endpoint: str, monkeypatch, cache) -> None:
     monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(cache / "modules"))
     monkeypatch.setattr(_http.time, "sleep", lambda seconds: None)  # between retries
     close_session()
-    loading.cached_load.cache_clear()
+    loading._load.cache_clear()

@@ -1,0 +1,190 @@
+"""Pushing and pulling heads with the huggingface_hub client and a local server. Figures are invented."""
+
+import json
+
+import pytest
+import torch
+from huggingface_hub import ModelCard, constants
+from transformers import AutoModel
+
+from hf_diversed import DiversedHead
+from hf_diversed.head import load_head
+from hf_diversed.hub import push
+from hf_diversed.provenance import module_digest
+from tests.commands import succeed
+from tests.hub.test_card import HUB, make_evaluation, make_record, make_training, snippet_of
+
+
+REPO = "org/head-gsm8k"
+HEAD_FILES = {"README.md", "config.json", "model.safetensors"}
+HEAD_FILES |= {"custom_generate/generate.py", "custom_generate/requirements.txt"}
+FILES = HEAD_FILES | {"evaluation.json", "provenance.json"}
+
+
+def make_head(seed: int = 0, **settings) -> DiversedHead:
+    torch.manual_seed(seed)
+    config = HUB.to_dict() | {"target_hidden_size": 8, "draft_hidden_size": 4} | settings
+    head = DiversedHead(type(HUB).from_dict(config)).eval()
+    torch.nn.init.normal_(head.out.weight)
+    return head
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The folder of a trained and evaluated head, with files that are not published."""
+    folder = tmp_path / "head"
+    make_head(base_model_name_or_path=str(tmp_path / "my-target")).save_pretrained(folder)
+    for name in ("training_args.bin", "trainer_state.json", "optimizer.pt", "notes.txt"):
+        (folder / name).write_text("private")
+    training = make_training() | {"options": {"data_file": str(tmp_path / "data.jsonl")}}
+    (folder / "provenance.json").write_text(json.dumps(training))
+    (folder / "evaluation.json").write_text(json.dumps(make_evaluation()))
+    return folder
+
+
+def test_push_and_pull_elsewhere(hub, tmp_path):
+    """Catches missing or additional files, a second commit, and changed weights or settings."""
+    head = make_head()
+    commit = head.push_to_hub(REPO, evaluation=make_evaluation(), training=make_training())
+    assert set(hub.files(REPO)) == FILES
+    assert [c.title for c in hub.repositories[REPO].commits] == ["initial commit", "Upload DiversedHead"]
+    assert commit.oid == hub.repositories[REPO].at("main").sha
+    pulled = DiversedHead.from_pretrained(REPO, cache_dir=tmp_path / "elsewhere")
+    assert module_digest(pulled) == module_digest(head)
+    assert pulled.config.to_diff_dict() == head.config.to_diff_dict() | {
+        "architectures": ["DiversedHead"], "dtype": "float32",
+    }  # fmt: skip
+
+
+def test_a_folder_is_pushed(hub, folder, tmp_path):
+    """Catches pickles and other files of a training folder, dropped options, and local paths in published files."""
+    result = succeed("push", folder, REPO, "--tags", "one,two", "--license", "mit", "--commit-message", "Here")
+    assert f"{hub.endpoint}/{REPO}/commit/" in result.output
+    assert set(hub.files(REPO)) == FILES
+    assert hub.repositories[REPO].at("main").title == "Here"
+    card = ModelCard(hub.files(REPO)["README.md"].decode()).data
+    assert {"one", "two"} <= set(card.tags)
+    assert card.license == "mit"
+    assert card.base_model is None  # "my-target" is no id of the Hub
+    for path, content in hub.files(REPO).items():
+        assert str(tmp_path).encode() not in content, path
+    assert json.loads(hub.files(REPO)["config.json"])["base_model_name_or_path"] == "my-target"
+
+
+def test_a_folder_is_written_without_the_hub(folder, tmp_path, monkeypatch):
+    """Catches a network access, and a card that loads the head from elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    succeed("push", folder, "./published")
+    written = {path.name for path in (tmp_path / "published").iterdir()}
+    assert written == FILES - {path for path in FILES if "/" in path}
+    text = (tmp_path / "published" / "README.md").read_text()
+    assert 'DiversedHead.from_pretrained("./published")' in snippet_of(text)
+    assert module_digest(DiversedHead.from_pretrained("published")) == module_digest(make_head())
+
+
+def test_old_records_go(hub):
+    """Catches figures of the previous head that stay with a new one; other files must stay."""
+    make_head().push_to_hub(REPO, evaluation=make_evaluation(), training=make_training())
+    hub.repositories[REPO].at("main").files["figure.png"] = b"other"
+    make_head(seed=1).push_to_hub(REPO)
+    assert set(hub.files(REPO)) == HEAD_FILES | {"figure.png"}
+    assert "This head was not evaluated." in hub.files(REPO)["README.md"].decode()
+    assert len(hub.repositories[REPO].commits) == 3
+
+
+def test_figures_of_another_head_are_refused(hub):
+    """Catches a card with figures of other weights; nothing may be sent then."""
+    evaluation = make_evaluation()
+    method = f"DiversedVerifier(head={module_digest(make_head())}, strictness=[0.5])"
+    evaluation["provenance"]["methods"] = {"diversed": method, "lossless": ""}
+    with pytest.raises(ValueError, match="other weights"):
+        make_head(seed=1).push_to_hub(REPO, evaluation=evaluation)
+    assert hub.log == []
+    make_head().push_to_hub(REPO, evaluation=evaluation)
+
+
+def test_private_branch_and_bare_name(hub):
+    """Catches dropped options, and a card that names another repository."""
+    push(make_head(), "head", private=True, revision="v2", commit_message="Two")
+    repository = hub.repositories["org/head"]
+    assert repository.private
+    assert set(repository.branches) == {"main", "v2"}
+    assert repository.at("v2").title == "Two"
+    assert "README.md" not in repository.at("main").files
+    assert 'from_pretrained("org/head")' in repository.at("v2").files["README.md"].decode()
+    assert b'"org/head", "v2"' in repository.at("v2").files["custom_generate/generate.py"]
+
+
+@pytest.mark.parametrize("step", ["create", "preupload", "commit"])
+def test_nothing_is_half_published(hub, step):
+    """Catches a failure that leaves some files visible or has another type."""
+    hub.failing = {step}
+    with pytest.raises(OSError, match=f"pushing to {REPO} failed: "):
+        make_head().push_to_hub(REPO)
+    if step != "create":
+        assert hub.files(REPO) == {}
+
+
+def test_every_way_to_name_a_head(hub, tmp_path):
+    """Catches arguments that are dropped, so that another revision, cache, folder or file is read."""
+    first, second, third = (make_head(seed) for seed in range(3))
+    commit = first.push_to_hub(REPO)
+    second.push_to_hub(REPO)
+    third.push_to_hub(REPO, revision="v3")
+    assert module_digest(DiversedHead.from_pretrained(REPO)) == module_digest(second)
+    assert module_digest(AutoModel.from_pretrained(REPO)) == module_digest(second)
+    assert module_digest(DiversedHead.from_pretrained(REPO, revision=commit.oid)) == module_digest(first)
+    assert module_digest(load_head(f"{REPO}@v3")) == module_digest(third)
+    cache = tmp_path / "my cache"
+    DiversedHead.from_pretrained(REPO, cache_dir=cache, token="hf_mine")
+    assert hub.tokens["resolve model.safetensors"] == "Bearer hf_mine"
+    assert list(cache.glob("models--org--head-gsm8k/snapshots/*/model.safetensors"))
+    third.save_pretrained(tmp_path / "nested" / "inner", variant="fp16")
+    hub.add("org/nested", tmp_path / "nested")
+    nested = DiversedHead.from_pretrained("org/nested", subfolder="inner", variant="fp16")
+    assert module_digest(nested) == module_digest(third)
+
+
+def test_offline_uses_the_cache(hub, monkeypatch):
+    """Catches network access in offline mode, and a cached head that is not found."""
+    make_head().push_to_hub(REPO)
+    DiversedHead.from_pretrained(REPO)
+    hub.log.clear()
+    DiversedHead.from_pretrained(REPO, local_files_only=True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    DiversedHead.from_pretrained(REPO)
+    assert hub.log == []
+
+
+def test_neither_code_nor_pickles_are_read(hub, tmp_path, monkeypatch):
+    """Catches remote code, and a pickle in place of the safetensors file."""
+    make_head().push_to_hub(REPO)
+    monkeypatch.setenv("DISABLE_SAFETENSORS_CONVERSION", "1")  # by a service of the Hub
+    files, marker = hub.files(REPO), tmp_path / "ran"
+    evil = f"open({str(marker)!r}, 'w')\n".encode()
+    config = json.loads(files["config.json"])
+    config["auto_map"] = {"AutoModel": "modeling_evil.Evil", "AutoConfig": "modeling_evil.EvilConfig"}
+    files |= {"config.json": json.dumps(config).encode(), "modeling_evil.py": evil, "pytorch_model.bin": evil}
+    hub.add("org/evil", files)
+    DiversedHead.from_pretrained("org/evil", trust_remote_code=True)
+    hub.add("org/pickle", {name: content for name, content in files.items() if name != "model.safetensors"})
+    with pytest.raises(OSError, match="safetensors"):
+        DiversedHead.from_pretrained("org/pickle")
+    assert not marker.exists()
+    assert "resolve pytorch_model.bin" not in hub.log
+
+
+def test_weights_of_another_model_are_not_downloaded(hub):
+    """Catches a download of any model whose name is given in place of a head's."""
+    hub.add("org/llama", {"config.json": b'{"model_type": "llama"}', "model.safetensors": bytes(300_000)})
+    with pytest.raises(ValueError, match="model_type must be 'diversed_head', got 'llama'"):
+        DiversedHead.from_pretrained("org/llama")
+    assert "resolve model.safetensors" not in hub.log
+
+
+def test_several_settings_are_columns(hub):
+    """Catches a card that shows the last temperature of a method only."""
+    evaluation = make_evaluation()
+    evaluation["records"].append(make_record("static:0.3", 1, temperature=0.0))
+    make_head().push_to_hub(REPO, evaluation=evaluation)
+    assert hub.files(REPO)["README.md"].decode().count("| `static:0.3` | 0.") == 2
