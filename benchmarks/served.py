@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_diversed.serving.vllm.http import HEADER
-
 
 STOP = ["\nQuestion:"]
 MODEL = "demo"
@@ -42,7 +40,7 @@ class Server:
     def post(
         self, prompt: str, xargs: Mapping[str, Any], path: str = "completions", **options: Any
     ) -> tuple[int, dict]:
-        """Return the HTTP status and the answer to a completion request; its "headers" are the `x-diversed-*` ones."""
+        """Return the HTTP status and the answer to a completion request."""
         body = {"model": MODEL, "max_tokens": 128, "temperature": 1.0, "stop": STOP, "vllm_xargs": dict(xargs)}
         body |= {"prompt": prompt} if path == "completions" else {"messages": [{"role": "user", "content": prompt}]}
         data = json.dumps(body | options).encode()
@@ -50,8 +48,7 @@ class Server:
         request = urllib.request.Request(f"{self.address}/v1/{path}", data, headers=headers)
         try:
             with urllib.request.urlopen(request, timeout=600) as answer:
-                content = {} if options.get("stream") else json.load(answer)
-                return answer.status, content | {"headers": served_by(answer.headers)}
+                return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
             return error.code, json.loads(error.read() or b"{}")
 
@@ -68,12 +65,6 @@ class Server:
         with urllib.request.urlopen(f"{self.address}/metrics", timeout=60) as answer:
             counts = re.findall(_COUNTED, answer.read().decode())
         return {name: sum(float(value) for other, value in counts if other == name) for name, _ in counts}
-
-
-def served_by(headers: Any) -> dict[str, str]:
-    """Return the headers that name an answer's verifier, without their prefix."""
-    lower = {name.lower(): value for name, value in headers.items()}
-    return {name.removeprefix(HEADER): value for name, value in lower.items() if name.startswith(HEADER)}
 
 
 def acceptance(answers: Sequence[dict]) -> float:

@@ -15,18 +15,16 @@ example = "Question: Mia has 74 dollars and buys 9 pens at 7 dollars each. How m
 prompt = sys.argv[1] if len(sys.argv) > 1 else example
 
 for strictness in (0.0, 0.5, 1.0):
-    response = client.completions.with_raw_response.create(
+    answer = client.completions.create(
         model=model,
         prompt=prompt,
         max_tokens=128,
         temperature=1.0,
         extra_body={"vllm_xargs": {"diversed_strictness": strictness}},
     )
-    answer = response.parse()
     metrics = (answer.model_extra or {}).get("metrics") or {}  # None without --per-request-spec-decode-metrics
     counts = metrics.get("speculative_decoding", {})
-    served = [response.headers.get(f"x-diversed-{name}") for name in ("verifier", "strictness")]
-    print(f"strictness {strictness}: {answer.choices[0].text!r}\n  served by {served}, {counts}")
+    print(f"strictness {strictness}: {answer.choices[0].text!r}\n  {counts}")
 
 try:
     client.completions.create(model=model, prompt=prompt, extra_body={"vllm_xargs": {"diversed_strictness": 7}})

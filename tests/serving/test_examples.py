@@ -5,8 +5,7 @@ import json
 import re
 from pathlib import Path
 
-from hf_diversed.serving.vllm.admission import PREFIX
-from hf_diversed.serving.vllm.deployment import SETTINGS
+from hf_diversed.serving.vllm.deployment import PREFIX, SETTINGS
 
 
 ROOT = Path(__file__).parents[2]

@@ -38,12 +38,12 @@ def requests_for(served: Deployment) -> list:
 def test_runner_v1_reads_nothing(name, sample):
     """Catches a verifier or setting that makes the host wait for the device in every round."""
     served = deployment(name, draft_sample_method=sample)
-    runner_v1.move_verifiers(served, META)
+    served.to(META)
     module = SimpleNamespace(rejection_sample=lambda *args, **named: args[5])
     runner_v1.wrap_verification(module)
     rows = NUM_REQUESTS * NUM_DRAFTS
     logits = torch.empty(rows, VOCAB, device=META)
-    settings = [runner_v1.read_safely(served, params) for params in requests_for(served)]
+    settings = [served.request_or_lossless(params) for params in requests_for(served)]
     assert any(one.verifier for one in settings)
     with runner_v1.verifying(runner_v1.Batch(served, settings)):
         tokens = torch.empty(rows, dtype=torch.int32, device=META)

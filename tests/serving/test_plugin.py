@@ -10,7 +10,6 @@ import torch
 from hf_diversed import _after_import
 from hf_diversed.serving.vllm import plugin, runner_v1
 from tests.serving.fakes import engine, request, speculative
-from tests.serving.test_signatures import write_package
 
 
 class Refused(Exception):
@@ -55,11 +54,9 @@ def wrong_expansion(x, cu_num_tokens, num_tokens, replace_from=0, replace_to=0):
 
 
 @pytest.fixture
-def vllm(tmp_path, monkeypatch):
-    """Install a package named vllm with known functions in its files and the classes above in its modules."""
-    package = write_package(tmp_path / "vllm")
-    (package / "__init__.py").write_text('__version__ = "0.32.0"')
-    monkeypatch.syspath_prepend(str(tmp_path))
+def vllm(monkeypatch):
+    """Install modules of vLLM 0.32 with the classes above."""
+    monkeypatch.setattr(plugin, "version", lambda name: "0.32.0+cpu")
     modules = {
         "vllm.exceptions": {"VLLMValidationError": Refused},
         "vllm.v1.engine.input_processor": {"InputProcessor": type("InputProcessor", (InputProcessor,), {})},
@@ -73,10 +70,8 @@ def vllm(tmp_path, monkeypatch):
         module = ModuleType(name)
         vars(module).update(attributes)
         monkeypatch.setitem(sys.modules, name, module)
-    sys.modules.pop("vllm", None)  # of another test's folder
     plugin.register()
     yield SimpleNamespace(
-        package=package,
         processor=sys.modules["vllm.v1.engine.input_processor"].InputProcessor,
         runner=sys.modules["vllm.v1.worker.gpu_model_runner"].GPUModelRunner,
         verification=sys.modules["vllm.v1.sample.rejection_sampler"],
@@ -216,13 +211,10 @@ def test_the_wrong_expansion_is_mended(vllm):
     assert right.expand_batch_to_tokens is stock
 
 
-def test_an_unknown_vllm_stays_lossless_with_one_line(vllm, caplog):
-    """Catches a plugin that patches only part of vLLM, or ignores settings without a log line."""
-    write_package(vllm.package, _sample="def _sample(self, logits):")
-    with caplog.at_level(logging.INFO, "vllm.hf_diversed"):
-        processor, runner = vllm.processor(engine(STATIC)), vllm.runner(engine(STATIC))
-    (record,) = caplog.records
-    assert "does not support this vLLM (0.32.0), so its verifiers are off and decoding is lossless" in record.message
-    assert "GPUModelRunner._sample of v1/worker/gpu_model_runner.py takes (self, logits)" in record.message
-    assert processor.validate_logits_processors_params == processor.seen.append
-    assert "_sample" not in vars(runner)
+def test_other_releases_are_refused(vllm, monkeypatch):
+    """Catches logits that are passed as another argument, and an engine without a verifier that does not start."""
+    monkeypatch.setattr(plugin, "version", lambda name: "0.34.1")
+    for process in (vllm.processor, vllm.runner):
+        with pytest.raises(ValueError, match=r"hf_diversed supports vLLM 0.32 and 0.33, got 0.34.1; install one"):
+            process(engine(STATIC))
+        process(engine())

@@ -1,14 +1,16 @@
-"""What a deployment serves: its verifiers, their head, and the defaults of requests.
+"""What a deployment serves: its verifiers, their head, and the settings of requests.
 
-Reads vLLM's configuration by field name and imports nothing of vLLM.
+Reads vLLM's configuration and sampling parameters by field name and imports nothing of vLLM.
 """
 
 import json
-import math
+import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
 
 from hf_diversed import head_settings
 from hf_diversed.blocks import DecodingContext
@@ -29,6 +31,8 @@ from hf_diversed.verifiers.mixture import MixtureVerifier
 
 ENVIRONMENT = "HF_DIVERSED_VLLM"
 KEY = "hf_diversed"  # in --additional-config
+PREFIX = "diversed_"  # of the plugin's fields in `vllm_xargs`
+logger = logging.getLogger("vllm.hf_diversed")
 
 # Verifiers that read more than one position, or what vLLM's sampler does not receive.
 _NOT_SERVED = {
@@ -43,8 +47,8 @@ _NOT_SERVED = {
 _DETERMINISTIC = ("ngram", "ngram_gpu", "suffix", "medusa")
 _SAMPLING = ("draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark")
 SETTINGS = head_settings.SETTINGS
+_FIELDS = ("verifier", *SETTINGS)  # of a request
 _KEYS = ("verifier", "head", "choices", *SETTINGS)
-Spell = Callable[[str], str]  # from a setting's name to how the user wrote it: --max-bias, diversed_max_bias
 
 
 def read_config(additional_config: Any) -> dict[str, Any] | None:
@@ -113,12 +117,11 @@ class Deployment:
         return deployment
 
     @classmethod
-    def build(cls, given: Mapping[str, Any], one_hot: bool = False, spell: Spell = str) -> "Deployment":
+    def build(cls, given: Mapping[str, Any], one_hot: bool = False) -> "Deployment":
         """Return the deployment with given settings, which is not yet compared with the models.
 
         Args:
             given: some of the keys verifier, head, choices, strictness, max_bias, max_ratio.
-            spell: how error messages name them.
 
         Raises:
             ValueError: as `of`.
@@ -126,58 +129,97 @@ class Deployment:
         given = dict(given)
         verifier, choices = given.pop("verifier", DIVERSED), given.pop("choices", ())
         if not isinstance(verifier, str):
-            raise ValueError(
-                f'`{spell("verifier")}` must be a verifier by name, such as "lenience:0.3", got {verifier!r:.200}.'
-            )
+            raise ValueError(f'`verifier` must be a verifier by name, such as "lenience:0.3", got {verifier!r:.200}.')
         if not isinstance(choices, (list, tuple)) or not all(isinstance(name, str) for name in choices):
             raise ValueError(
-                f'`{spell("choices")}` must be a list of verifiers by name, such as ["lenience:0.3"], got '
-                f"{choices!r:.200}."
+                f'`choices` must be a list of verifiers by name, such as ["lenience:0.3"], got {choices!r:.200}.'
             )
         names = tuple(dict.fromkeys((verifier, *choices)))
-        head = _load_head(given.pop("head", None), names, spell)
-        verifiers = tuple(_build(name, head, one_hot, spell) for name in names)
+        head = _load_head(given.pop("head", None), names)
+        verifiers = tuple(_build(name, head, one_hot) for name in names)
         deployment = cls(names, verifiers, given, head, one_hot)
-        deployment.read(0, given, spell)
+        deployment._read(0, given)
         return deployment
+
+    def to(self, device: torch.device) -> None:
+        """Move the verifiers' heads to the device that samples."""
+        for verifier in self.verifiers:
+            for part in verifier.components():
+                if isinstance(part, torch.nn.Module):
+                    part.to(device)
 
     def settings_of(self, index: int) -> frozenset[str]:
         """Return the names of the settings that a verifier has."""
         return frozenset(SETTINGS.keys() & self.verifiers[index].row_settings)
 
-    def read(self, index: int, values: Mapping[str, Any], spell: Spell = str) -> RequestSettings:
-        """Return checked settings for a verifier; lossless ones if they amount to that.
-
-        The default strictness is that of the head.
+    def request(self, params: Any) -> RequestSettings:
+        """Return the settings of a request from its vLLM `SamplingParams`.
 
         Raises:
-            ValueError: for settings that the verifier does not have, and values that are not in range.
+            ValueError: for unknown fields and values out of range; raised before the request runs, because an
+                exception inside a sampler ends the engine.
         """
+        values = _fields(params.extra_args or {})
+        name = values.pop("verifier", self.names[0])
+        if name in self.names:
+            index = self.names.index(name)
+            known = self.settings_of(index)
+            defaults = {setting: value for setting, value in self.defaults.items() if setting in known}
+            return self._read(index, defaults | values, PREFIX).at(float(params.temperature))
+        if name != "lossless":
+            known_names = ", ".join(dict.fromkeys((*self.names, "lossless")))
+            raise ValueError(
+                f"`{PREFIX}verifier` must be one of {known_names}, got {name!r:.200}; `choices` adds more."
+            )
+        if values:
+            raise ValueError(_no_setting("lossless", sorted(values), frozenset(), PREFIX))
+        return RequestSettings()
+
+    def request_or_lossless(self, params: Any) -> RequestSettings:
+        """Return `request`, or lossless settings for what it refuses, so that the engine goes on."""
+        try:
+            return self.request(params)
+        except ValueError as error:
+            logger.error("hf_diversed: a request that was not checked at admission decodes losslessly: %s", error)
+            return RequestSettings()
+
+    def _read(self, index: int, values: Mapping[str, Any], prefix: str = "") -> RequestSettings:
+        """Return checked settings for a verifier; lossless ones if they amount to that. Errors name settings with a
+        prefix. The default strictness is that of the head."""
         known = self.settings_of(index)
         if wrong := sorted(values.keys() - known):
-            raise ValueError(no_setting(self.names[index], wrong, known, spell))
+            raise ValueError(_no_setting(self.names[index], wrong, known, prefix))
         if "strictness" in known and self.head is not None:
             values = {"strictness": self.head.config.strictness} | dict(values)
-        checked = {name: _in_range(spell(name), value, *SETTINGS[name]) for name, value in values.items()}
+        checked = {name: _in_range(prefix + name, value, *SETTINGS[name]) for name, value in values.items()}
         if isinstance(self.verifiers[index], LosslessVerifier) or checked.get("strictness") == 1.0:
             return RequestSettings()
         return RequestSettings(index + 1, **checked)
 
 
-def no_setting(verifier: str, wrong: list[str], known: frozenset[str], spell: Spell) -> str:
+def _fields(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plugin's fields of `vllm_xargs` without the prefix; refuse unknown and unprefixed ones."""
+    ours = {}
+    for name, value in extra.items():
+        plain = name.removeprefix(PREFIX)
+        if name.startswith(PREFIX) and plain in _FIELDS:
+            ours[plain] = value
+        elif name in _FIELDS or name.lower().replace("-", "_").startswith(PREFIX):
+            allowed = ", ".join(PREFIX + field for field in _FIELDS)
+            raise ValueError(f"`{name}` is not a field of `vllm_xargs`. Allowed: {allowed}.")
+    return ours
+
+
+def _no_setting(verifier: str, wrong: list[str], known: frozenset[str], prefix: str) -> str:
     """Return the error message for settings that a verifier does not have."""
-    takes = ", ".join(spell(name) for name in SETTINGS if name in known) or "none"
-    return f"verifier {verifier!r} has no {', '.join(map(spell, wrong))}; its settings: {takes}."
+    takes = ", ".join(prefix + name for name in SETTINGS if name in known) or "none"
+    return f"verifier {verifier!r} has no {', '.join(prefix + name for name in wrong)}; its settings: {takes}."
 
 
 def _in_range(name: str, value: Any, low: float, high: float, meaning: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"`{name}` must be a number in [{low:g}, {high:g}], got {value!r:.200}. {meaning}")
-    try:
-        number = float(value)
-    except OverflowError:  # an integer beyond the range of floats
-        number = math.inf if value > 0 else -math.inf
-    return check_range(name, number, low, high, meaning)
+    return check_range(name, float(value), low, high, meaning)
 
 
 def _check_drafting(speculative: Any) -> bool:
@@ -218,18 +260,14 @@ def _context(vocab_size: int, one_hot: bool) -> DecodingContext:
     )
 
 
-def _load_head(name: Any, verifiers: tuple[str, ...], spell: Spell) -> DiversedHead | None:
+def _load_head(name: Any, verifiers: tuple[str, ...]) -> DiversedHead | None:
     """Return the head of "diversed"; refuse one that no verifier uses and one that reads hidden states."""
     if DIVERSED not in verifiers:
         if name is not None:
-            raise ValueError(
-                f"`{spell('head')}` belongs to the verifier 'diversed', which is not among {', '.join(verifiers)}."
-            )
+            raise ValueError(f"`head` belongs to the verifier 'diversed', which is not among {', '.join(verifiers)}.")
         return None
     if not isinstance(name, str):
-        raise ValueError(
-            f"the verifier 'diversed' needs `{spell('head')}`, a folder or a name on the Hub; got {name!r}."
-        )
+        raise ValueError(f"the verifier 'diversed' needs `head`, a folder or a name on the Hub; got {name!r}.")
     head = load_head(name)
     if head.needs_hidden_states:
         raise ValueError(
@@ -239,7 +277,7 @@ def _load_head(name: Any, verifiers: tuple[str, ...], spell: Spell) -> DiversedH
     return head
 
 
-def _build(name: str, head: DiversedHead | None, one_hot: bool, spell: Spell) -> Verifier:
+def _build(name: str, head: DiversedHead | None, one_hot: bool) -> Verifier:
     """Return a verifier by its name, "static:0.7"; refuse those that cannot be served."""
     kind = MethodName.parse(name).name
     if kind in _NOT_SERVED:
@@ -255,7 +293,7 @@ def _build(name: str, head: DiversedHead | None, one_hot: bool, spell: Spell) ->
         getattr(verifier, limit) is not None for limit in head_settings.LIMITS
     ):
         raise ValueError(
-            f"verifier {name!r} has bounds in its name; set `{spell('max_bias')}` or `{spell('max_ratio')}` beside "
-            "the verifier, or leave them to requests. vLLM's sampler keeps no sum per sequence."
+            f"verifier {name!r} has bounds in its name; set `max_bias` or `max_ratio` beside the "
+            "verifier, or leave them to requests. vLLM's sampler keeps no sum per sequence."
         )
     return verifier

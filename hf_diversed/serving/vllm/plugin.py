@@ -1,17 +1,15 @@
 """The entry point `vllm.general_plugins: hf_diversed`, which vLLM calls in each of its processes, possibly twice.
 
 It does nothing unless the engine's configuration names a verifier. Then it patches the process that admits requests
-and those that sample, when the engine is built. A vLLM with unknown functions is not patched: it decodes losslessly,
-and one line of its log names the differences.
+and those that sample, when the engine is built. Other releases of vLLM than `RELEASES` are refused.
 """
 
 import functools
 import importlib
-import importlib.util
 import logging
 import multiprocessing
 from collections.abc import Callable
-from pathlib import Path
+from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +18,7 @@ from hf_diversed.generation.patching import uninstall_hook
 
 
 logger = logging.getLogger("vllm.hf_diversed")
+RELEASES = ("0.32", "0.33")
 _MARK = "_hf_diversed"
 _ADMITTING = "vllm.v1.engine.input_processor"
 _SAMPLING_V1 = "vllm.v1.worker.gpu_model_runner"
@@ -52,22 +51,23 @@ def _after_init(module: ModuleType, name: str, then: Callable[[Any, Any], None])
 
 
 def _admit(processor: Any, vllm_config: Any) -> None:
-    from hf_diversed.serving.vllm import http
-    from hf_diversed.serving.vllm.admission import read_request
-
-    deployment = _deployment(vllm_config, admits=True)
+    """Let vLLM's validation of sampling parameters, which runs before a request, also check the plugin's fields."""
+    deployment = _deployment(vllm_config)
     if deployment is None:
         return
     logger.info("hf_diversed serves %s.", ", ".join(deployment.names))
     original = processor.validate_logits_processors_params
 
     def validate(params: Any) -> None:
+        from vllm.exceptions import VLLMValidationError  # answered with HTTP 400
+
         original(params)
-        with http.validation_errors():
-            read_request(deployment, params)
+        try:
+            deployment.request(params)
+        except ValueError as error:
+            raise VLLMValidationError(str(error)) from error
 
     processor.validate_logits_processors_params = validate
-    http.serve(deployment)
 
 
 def _sample(name: str, served: Any, vllm_config: Any) -> None:
@@ -77,34 +77,19 @@ def _sample(name: str, served: Any, vllm_config: Any) -> None:
         importlib.import_module(f"hf_diversed.serving.vllm.{name}").serve(served, deployment)
 
 
-def _deployment(vllm_config: Any, admits: bool = False) -> Any:
-    """Return the deployment of an engine's configuration; None if it names none, or this vLLM is not known.
-
-    Args:
-        admits: this process admits requests, and therefore logs an unknown vLLM. Without such a process, all log it.
+def _deployment(vllm_config: Any) -> Any:
+    """Return the deployment of an engine's configuration, or None if it names none.
 
     Raises:
-        ValueError: for a deployment that cannot be served.
+        ValueError: for a deployment that cannot be served, and for another release of vLLM.
     """
-    from hf_diversed.serving.vllm.deployment import Deployment, read_config
-    from hf_diversed.serving.vllm.signatures import RELEASES, differences
+    from hf_diversed.serving.vllm.deployment import Deployment
 
-    if read_config(vllm_config.additional_config) is None:
-        return None
-    spec = importlib.util.find_spec("vllm")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    package = Path(spec.submodule_search_locations[0])
-    found = differences(package)
-    if found:
-        if admits or not package.parent.joinpath(*_ADMITTING.split(".")).with_suffix(".py").is_file():
-            version = getattr(importlib.import_module("vllm"), "__version__", "of unknown version")
-            logger.error(
-                "hf_diversed does not support this vLLM (%s), so its verifiers are off and decoding is lossless; "
-                "install one of %s, or a release of hf_diversed that supports it. Differences: %s.",
-                version,
-                ", ".join(RELEASES),
-                "; ".join(found),
-            )
-        return None
-    return Deployment.of(vllm_config)
+    deployment = Deployment.of(vllm_config)
+    found = version("vllm")
+    if deployment is not None and ".".join(found.split(".")[:2]) not in RELEASES:
+        raise ValueError(
+            f"hf_diversed supports vLLM {' and '.join(RELEASES)}, got {found}; install one of these, or a release of "
+            "hf_diversed that supports it."
+        )
+    return deployment

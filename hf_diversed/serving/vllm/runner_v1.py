@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from hf_diversed.serving.vllm.admission import move_verifiers, read_safely
 from hf_diversed.serving.vllm.deployment import Deployment
 from hf_diversed.serving.vllm.logits import COLUMNS, LOSSLESS, RequestSettings, served_logits
 
@@ -47,7 +46,7 @@ _BATCH: ContextVar[Batch | None] = ContextVar("batch", default=None)
 
 def serve(runner: Any, deployment: Deployment) -> None:
     """Patch a `GPUModelRunner` to verify with the deployment's verifiers."""
-    move_verifiers(deployment, runner.device)
+    deployment.to(runner.device)
     module = importlib.import_module(_MODULE)
     wrap_verification(module)
     original = runner._sample
@@ -64,7 +63,7 @@ def serve(runner: Any, deployment: Deployment) -> None:
         present = [runner.requests[name].sampling_params for name in runner.input_batch.req_ids]
         if len(present) != len(requests) or any(a is not b for a, b in zip(present, requests)):
             known = {id(params): settings for params, settings in zip(requests, batch.settings)}
-            read = (known.get(id(params)) or read_safely(deployment, params) for params in present)
+            read = (known.get(id(params)) or deployment.request_or_lossless(params) for params in present)
             requests, batch = present, Batch(deployment, list(read))
         with verifying(batch):
             return original(logits, spec_decode_metadata)

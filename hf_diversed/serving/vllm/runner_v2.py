@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from hf_diversed.serving.vllm.admission import move_verifiers, read_safely
 from hf_diversed.serving.vllm.deployment import Deployment
 from hf_diversed.serving.vllm.logits import LOSSLESS, RequestSettings, served_logits
 
@@ -35,7 +34,7 @@ class Slots:
 
     def fill(self, slot: int, params: Any) -> None:
         """Store the settings of a request, given by its vLLM sampling parameters, in a slot."""
-        settings = read_safely(self.deployment, params)
+        settings = self.deployment.request_or_lossless(params)
         if settings != self._settings[slot] or self._table is None:
             self._settings[slot] = settings
             self._rows[slot] = torch.tensor(settings.row(), dtype=torch.float32)
@@ -47,7 +46,7 @@ class Slots:
     def table(self, device: torch.device) -> torch.Tensor:
         """Return float32 `[count, COLUMNS]`, copied to the device only after a slot has changed."""
         if self._table is None:
-            move_verifiers(self.deployment, device)
+            self.deployment.to(device)
             rows = self._rows.pin_memory() if device.type == "cuda" else self._rows.clone()
             self._table = rows.to(device, non_blocking=True)
         return self._table

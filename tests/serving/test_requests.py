@@ -3,7 +3,6 @@
 import pytest
 
 from hf_diversed.head import DiversedHead
-from hf_diversed.serving.vllm.admission import check_top_level, read_request
 from hf_diversed.serving.vllm.deployment import Deployment
 from hf_diversed.serving.vllm.logits import RequestSettings
 from tests.serving.fakes import HEAD, engine, request
@@ -32,14 +31,14 @@ def deployment() -> Deployment:
 )
 def test_reads_fields(deployment, fields, expected):
     """Catches a default that overrides a value or does not apply to the verifier, and relaxed greedy decoding."""
-    assert read_request(deployment, request(**fields)) == expected
+    assert deployment.request(request(**fields)) == expected
 
 
 def test_every_deployment_serves_lossless():
     """Catches lossless requests that are refused because the deployment does not list it among its choices."""
     deployment = Deployment.of(engine({"verifier": "static:0.3"}))
-    assert read_request(deployment, request(verifier="lossless")) == RequestSettings()
-    assert read_request(deployment, request()) == RequestSettings(1)
+    assert deployment.request(request(verifier="lossless")) == RequestSettings()
+    assert deployment.request(request()) == RequestSettings(1)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +51,6 @@ def test_every_deployment_serves_lossless():
         ({"strictness": True}, "`diversed_strictness` must be a number .* got True"),
         ({"strictness": [0.5]}, r"`diversed_strictness` must be a number .* got \[0.5\]"),
         ({"max_ratio": "inf"}, r"`diversed_max_ratio` must be a number in \[1, inf\], got 'inf'. 1 is lossless"),
-        ({"strictness": 10**400}, r"`diversed_strictness` must lie in \[0, 1\], got inf"),
         ({"max_ratio": 0.5}, r"`diversed_max_ratio` must lie in \[1, inf\], got 0.5. 1 is lossless"),
         ({"verifier": "static:0.9"}, "must be one of diversed, static:0.5, lenience:0.3, lossless, got 'static:0.9'"),
         ({"verifier": ["diversed"]}, r"must be one of .* got \['diversed'\]"),
@@ -63,7 +61,7 @@ def test_every_deployment_serves_lossless():
 def test_refuses_by_name(deployment, fields, words):
     """Catches a value that raises in the sampler, which would end the engine."""
     with pytest.raises(ValueError, match=words):
-        read_request(deployment, request(**fields))
+        deployment.request(request(**fields))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +69,7 @@ def test_refuses_by_name(deployment, fields, words):
     [
         ("strictness", "`strictness` is not a field of `vllm_xargs`. Allowed"),
         ("max_bias", "`max_bias` is not a field of `vllm_xargs`. Allowed"),
-        ("diversed_strictnes", "Allowed in `vllm_xargs`: diversed_verifier, diversed_strictness, diversed_max_bias"),
+        ("diversed_strictnes", "Allowed: diversed_verifier, diversed_strictness, diversed_max_bias"),
         ("Diversed-Strictness", "`Diversed-Strictness` is not a field"),
     ],
 )
@@ -80,16 +78,13 @@ def test_unknown_and_unprefixed_fields_are_refused(deployment, name, words):
     params = request()
     params.extra_args = {name: 1, "of_another_plugin": 3}
     with pytest.raises(ValueError, match=words):
-        read_request(deployment, params)
-    with pytest.raises(ValueError, match=f"`{name}` has no effect at the top level of a request"):
-        check_top_level(["unrelated", name])
+        deployment.request(params)
 
 
 def test_fields_of_other_plugins_are_ignored(deployment):
     params = request(strictness=0.7)
     params.extra_args |= {"session_id": "a", "kv_transfer_params": {"strict": True}}
-    assert read_request(deployment, params) == RequestSettings(1, strictness=0.7, max_bias=0.9)
-    check_top_level(["guided_json", "lossless"])
+    assert deployment.request(params) == RequestSettings(1, strictness=0.7, max_bias=0.9)
 
 
 def test_the_default_strictness_is_that_of_the_head(tmp_path):
@@ -98,8 +93,8 @@ def test_the_default_strictness_is_that_of_the_head(tmp_path):
     head.config.strictness = 0.3
     head.save_pretrained(tmp_path)
     calibrated = Deployment.of(engine({"head": str(tmp_path), "choices": ["static:0.5"]}))
-    assert read_request(calibrated, request()) == RequestSettings(1, strictness=0.3)
-    assert read_request(calibrated, request(strictness=0.8)) == RequestSettings(1, strictness=0.8)
-    assert read_request(calibrated, request(verifier="static:0.5")) == RequestSettings(2)
+    assert calibrated.request(request()) == RequestSettings(1, strictness=0.3)
+    assert calibrated.request(request(strictness=0.8)) == RequestSettings(1, strictness=0.8)
+    assert calibrated.request(request(verifier="static:0.5")) == RequestSettings(2)
     stricter = Deployment.of(engine({"head": str(tmp_path), "strictness": 0.9}))
-    assert read_request(stricter, request()) == RequestSettings(1, strictness=0.9)
+    assert stricter.request(request()) == RequestSettings(1, strictness=0.9)
