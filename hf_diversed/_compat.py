@@ -4,14 +4,11 @@
 """
 
 import logging
-import re
-from pathlib import Path
 from typing import NamedTuple
 
 import transformers
 from packaging.version import Version
 from transformers import GenerationConfig
-from transformers.dynamic_module_utils import TRANSFORMERS_DYNAMIC_MODULE_NAME, _sanitize_module_name
 from transformers.generation import logits_process as lp
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 
@@ -103,26 +100,6 @@ def is_user_cache(cache) -> bool:
 def pad_token_id(config: GenerationConfig) -> int:
     """Return the pad id that `generate` prepared; 0 without pad and EOS ids, where padding is not needed."""
     return 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
-
-
-def script_origin(script: str) -> tuple[str, str | None] | None:
-    """Return the origin of a custom_generate script, from its path in transformers' module cache.
-
-    Returns:
-        the repository in the form of `module_name`, and its commit; or a folder's name and None; or None for a script
-        outside the module cache.
-    """
-    parts = Path(script).parts
-    if TRANSFORMERS_DYNAMIC_MODULE_NAME not in parts:
-        return None
-    start = len(parts) - parts[::-1].index(TRANSFORMERS_DYNAMIC_MODULE_NAME)
-    *name, version = parts[start : len(parts) - len(("custom_generate", "generate.py"))]
-    return "/".join(name), version if re.fullmatch("[0-9a-f]{40}", version) else None
-
-
-def module_name(repo_id: str) -> str:
-    """Return a Hub id in the form of the module cache, in which each part is a Python identifier."""
-    return "/".join(_sanitize_module_name(part) for part in repo_id.split("/"))
 
 
 class Criteria(NamedTuple):
