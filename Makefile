@@ -67,7 +67,7 @@ families: $(VENV)/.dev
 fuzz: $(VENV)/.dev
 	FUZZ_CASES=2000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz tests/test_soak.py -n $(WORKERS) -m ""
 
-# Times the rounds of each method on the embedded pair and their parts. Under six minutes, mostly compilation.
+# Times the rounds of each method on the embedded pair. Under six minutes, mostly compilation.
 bench: $(VENV)/.base
 	$(BIN)/python -m benchmarks.rounds --batch-sizes 1,8 --repeats 5 --max-new-tokens 64 --threads 1 \
 		--methods target,compiled:target,upstream:0.7,static:0.7,compiled:static:0.7

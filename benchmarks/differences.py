@@ -6,7 +6,7 @@ from statistics import NormalDist
 import numpy as np
 
 from hf_diversed.evaluation import Bootstrap, Results
-from hf_diversed.evaluation.summary import MethodTable
+from hf_diversed.evaluation.statistics import MethodTable
 
 
 def compare(results: Results, label: str | Sequence[str], other: str | Sequence[str]) -> dict:
@@ -24,7 +24,7 @@ def compare(results: Results, label: str | Sequence[str], other: str | Sequence[
     sides = [[side] if isinstance(side, str) else list(side) for side in (label, other)]
     labels = dict.fromkeys([*sides[0], *sides[1]])
     if missing := results.missing(labels):
-        raise ValueError(f"{len(missing)} calls are missing; run `evaluate` until all ranks are done.")
+        raise ValueError(f"{len(missing)} calls are missing; run `evaluate` again to finish them.")
     tables = {name: MethodTable(results, name) for name in labels}
     bootstrap = Bootstrap(results.header["n"], seed=results.header["settings"]["seed"])
     record: dict = {"method": ", ".join(sides[0]), "minus": ", ".join(sides[1])}

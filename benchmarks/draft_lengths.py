@@ -25,16 +25,13 @@ from transformers.utils import logging
 from benchmarks import packaged
 from benchmarks.cpu_layers import pack_linear_layers
 from benchmarks.real_pair import chosen_records, parse_files, parse_numbers
-from benchmarks.turns import spread
+from benchmarks.rounds import spread
+from hf_diversed.evaluation.decoder import Sampling, constant_draft, encode, timed_call
 from hf_diversed.files import drop_torn_line, read_lines, write_json
-from hf_diversed.harness.decode import timed_call
-from hf_diversed.harness.methods import constant_draft
-from hf_diversed.harness.pair import Pair
-from hf_diversed.harness.prompts import encode
-from hf_diversed.harness.sampling import Sampling
 from hf_diversed.provenance import data_digest, provenance
 from hf_diversed.tasks import PromptedTask, get_task, load_records
 from hf_diversed.zoo import load_pair
+from hf_diversed.zoo.loader import Pair
 
 
 EMBEDDED = ("math", "summary", "code")

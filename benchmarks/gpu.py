@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.rounds import __main__ as rounds
+from benchmarks import rounds
 from hf_diversed.files import write_json
 from hf_diversed.provenance import provenance
 
@@ -93,10 +93,10 @@ def run_tests(limit: float, dry_run: bool) -> dict:
 def arguments(name: str, dry_run: Path | None) -> list[str]:
     """Return the arguments of `benchmarks.rounds` for a step; in a dry run, for a small model on the CPU."""
     pair, acceptance, _, size, engine = name.split("-")
-    chosen = ["--methods", ENGINES[engine], "--acceptance", acceptance, "--batch-sizes", size, "--draft-lengths", "5"]
+    chosen = ["--methods", ENGINES[engine], "--acceptance", acceptance, "--batch-sizes", size, "--draft-length", "5"]
     if dry_run is None:
         return [*chosen, *PAIRS[pair], *CUDA]
-    small = ["--target-config", str(dry_run), "--draft-config", str(dry_run), "--context-lengths", "8"]
+    small = ["--target-config", str(dry_run), "--draft-config", str(dry_run), "--context-length", "8"]
     return [*chosen, *small, "--device", "cpu", "--max-new-tokens", "18", "--repeats", "1", "--backend", "eager"]
 
 

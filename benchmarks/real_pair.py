@@ -42,25 +42,19 @@ from transformers.utils import logging
 from benchmarks import packaged
 from benchmarks.cpu_layers import grouped_queries, pack_linear_layers
 from benchmarks.differences import compare
-from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results, summarize
-from hf_diversed.evaluation.evaluate import definitions
-from hf_diversed.evaluation.results import Results
+from hf_diversed.evaluation import EvaluationSettings, Results, evaluate, read_results, summarize
+from hf_diversed.evaluation.decoder import Decoder, Method, Sampling, build_methods, encode
 from hf_diversed.evaluation.table import results_table
 from hf_diversed.files import read_lines, write_json
-from hf_diversed.formatting import LOSSLESS, PLAIN
 from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.recurrent_model import RecurrentModel
-from hf_diversed.harness.decode import Decoder
-from hf_diversed.harness.methods import Method, build_methods
-from hf_diversed.harness.pair import Pair
-from hf_diversed.harness.prompts import encode
-from hf_diversed.harness.sampling import Sampling
-from hf_diversed.method_names import DIVERSED, MethodName
 from hf_diversed.provenance import data_digest, provenance, weights_digest
 from hf_diversed.tasks import PromptedTask, get_task, load_records
 from hf_diversed.verifiers import LosslessVerifier
+from hf_diversed.verifiers.names import DIVERSED, LOSSLESS, PLAIN, base_name
 from hf_diversed.zoo import load_pair
+from hf_diversed.zoo.loader import Pair
 
 
 METHODS = [PLAIN, LOSSLESS, "lenience:0.3", "static:0.5", "lenience:0.1", "static:0.3", "static:0.7", "lenience:0.03"]
@@ -215,7 +209,6 @@ class UndraftedTarget(Method):
     """The target alone, decoded by this library's loop inside `no_prompt_lookup`; samples as `target` does."""
 
     definition = "plain"  # that of `target`
-    static_weight = None  # not a point of the static curve
 
     def generate_kwargs(self, draft: PreTrainedModel | None, num_assistant_tokens: int | None) -> dict[str, Any]:
         return {"verifier": self.verifier, "prompt_lookup_num_tokens": 1}
@@ -301,7 +294,7 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
     folders = [part_folder(name, part, arguments) for part in range(arguments.parts)]
     parts = [read_results(folder) for folder in folders if folder.is_dir()]
     done = finished_parts(parts)
-    alone = {label for label in done if MethodName.parse(label).name == PLAIN}  # no draft tokens
+    alone = {label for label in done if base_name(label) == PLAIN}  # no draft tokens
     pairs = [
         (label, (other,))
         for label, other in itertools.permutations(done, 2)
@@ -315,7 +308,7 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
         if common:
             results = pooled(common)
             comparisons.append(without_times(compare(results, label, others) | {"n": results.header["n"]}))
-    methods = {label: text for part in parts for label, text in definitions(part).items() if label in done}
+    methods = {label: text for part in parts for label, text in part.definitions().items() if label in done}
     used = [part for part in parts if any(part in found for found in done.values())]
     groups = itertools.groupby(used, key=lambda part: (part.header["target"], part.header["draft"]))
     headers = [pooled(list(group)).header for _, group in groups]  # parts may differ in dtype
@@ -330,7 +323,7 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
 
 def _rank(label: str) -> int:
     """Return the rank of a method. It is compared with the methods of lower rank."""
-    return {LOSSLESS: 0, "spec_cascade": 2, DIVERSED: 3}.get(MethodName.parse(label).name, 1)
+    return {LOSSLESS: 0, "spec_cascade": 2, DIVERSED: 3}.get(base_name(label), 1)
 
 
 def finished_parts(parts: list[Results]) -> dict[str, list[Results]]:

@@ -40,8 +40,8 @@ from benchmarks import packaged
 from benchmarks.cpu_layers import pack_linear_layers
 from benchmarks.real_pair import chosen_records
 from hf_diversed.evaluation import read_results
+from hf_diversed.evaluation.decoder import encode
 from hf_diversed.files import write_json
-from hf_diversed.harness.prompts import encode
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import PromptedTask, get_task
 from hf_diversed.zoo import load_pair

@@ -32,15 +32,12 @@ from transformers.utils import logging
 from benchmarks.in_engine import Counted, Engine
 from embedded.export import export_demo_pair
 from hf_diversed import load_demo_pair
-from hf_diversed.evaluation.intervals import Bootstrap
+from hf_diversed.evaluation.decoder import Decoded, Decoder, Sampling, build_methods, encode
+from hf_diversed.evaluation.statistics import Bootstrap
 from hf_diversed.files import write_json
-from hf_diversed.formatting import PLAIN
-from hf_diversed.harness.decode import Decoded, Decoder
-from hf_diversed.harness.methods import build_methods
-from hf_diversed.harness.prompts import encode
-from hf_diversed.harness.sampling import Sampling
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import TASKS, load_records
+from hf_diversed.verifiers.names import PLAIN
 from hf_diversed.zoo.loader import HEADS, MIXTURE
 
 

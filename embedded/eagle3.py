@@ -22,8 +22,8 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedd
 from embedded.recipe import Recipe
 from embedded.stream import batches
 from hf_diversed import load_demo_pair
-from hf_diversed.harness.pair import Pair
 from hf_diversed.provenance import provenance
+from hf_diversed.zoo.loader import Pair
 
 
 LAYERS = (1, 2, 3)  # of the target; layer n reads hidden state n

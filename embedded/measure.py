@@ -10,9 +10,8 @@ from embedded.corpus import Example
 from embedded.recipe import ModelRecipe, Recipe
 from embedded.stream import CHUNK, chunk_examples
 from hf_diversed.evaluation import EvaluationSettings, evaluate
-from hf_diversed.harness.pair import Pair
 from hf_diversed.tasks import get_task, load_records
-from hf_diversed.zoo.loader import load_demo_pair
+from hf_diversed.zoo.loader import Pair, load_demo_pair
 
 
 TASKS = ("math", "summary", "code")

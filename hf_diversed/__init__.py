@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hf_diversed.generation.attachment import attach, detach
     from hf_diversed.generation.planning import diversed_decoding
     from hf_diversed.generation.recording import RoundStreamer, record_stats
-    from hf_diversed.harness.compiled import warmup
+    from hf_diversed.generation.warmup import warmup
     from hf_diversed.head import DiversedHead, DiversedHeadConfig
     from hf_diversed.outputs import GenerateDiversedOutput, SpeculativeStats
     from hf_diversed.verifiers import (
@@ -85,7 +85,7 @@ _HOMES = {
     "hf_diversed.generation.recording": ("RoundStreamer", "record_stats"),
     "hf_diversed.head": ("DiversedHead", "DiversedHeadConfig"),
     "hf_diversed.outputs": ("GenerateDiversedOutput", "SpeculativeStats"),
-    "hf_diversed.harness.compiled": ("warmup",),
+    "hf_diversed.generation.warmup": ("warmup",),
     "hf_diversed.zoo": ("load_demo_pair",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

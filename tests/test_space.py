@@ -14,11 +14,9 @@ import torch
 from huggingface_hub.utils import close_session
 
 from hf_diversed import SpeculativeStats
-from hf_diversed.harness.compiled import default_compile_config
-from hf_diversed.harness.pair import Pair
+from hf_diversed.generation.warmup import default_compile_config
 from hf_diversed.outputs import TokenRecords
-from hf_diversed.token_view import ORIGINS, Piece, PieceStreamer, TokenReader
-from hf_diversed.zoo.loader import WEIGHTS
+from hf_diversed.zoo.loader import WEIGHTS, Pair
 from tests.hub.conftest import point_client_at
 from tests.hub.loopback import LoopbackHub
 from tests.tiny import EOS, PAD, tiny_draft, tiny_model
@@ -37,9 +35,11 @@ def space(monkeypatch):
     import chart
     import choice
     import models
+    import pieces
     import rendering
 
-    return SimpleNamespace(backend=backend, chart=chart, choice=choice, models=models, rendering=rendering)
+    modules = {"backend": backend, "chart": chart, "choice": choice, "models": models}
+    return SimpleNamespace(**modules, pieces=pieces, rendering=rendering)
 
 
 def record(method: str, acceptance: float | None, quality: float, num_drafts: int = 5) -> dict:
@@ -88,19 +88,22 @@ def test_strictness_between_measurements(space, parameter, acceptance, quality):
 
 def test_model_output_is_no_markup(space):
     """Catches model output that is inserted into the page as markup."""
-    run = space.backend.Run([Piece("<script>", "draft", 0.25, 0.5, 0.5), Piece("</b>", "bonus")], SpeculativeStats())
+    run = space.backend.Run(
+        [space.pieces.Piece("<script>", "draft", 0.25, 0.5, 0.5), space.pieces.Piece("</b>", "bonus")],
+        SpeculativeStats(),
+    )
     panels = [getattr(space.rendering, f"{kind}_panel")(run, "DIVERSED") for kind in ("source", "weight")]
     for panel in (*panels, space.rendering.plain_panel(run), space.rendering.notice("<script>")):
         assert "<script>" not in panel
         assert "&lt;script&gt;" in panel
     assert "--w:0.250" in space.rendering.weight_panel(run, "DIVERSED")
-    assert ORIGINS["bonus"].color in space.rendering.source_panel(run, "DIVERSED")
+    assert space.pieces.ORIGINS["bonus"].color in space.rendering.source_panel(run, "DIVERSED")
 
 
 def comparison(space, speeds: list[float], plain_speeds: list[float]):
     """Return a finished comparison with invented times."""
     stats = SpeculativeStats(num_rounds=10, num_drafted=50, num_accepted=30, num_emitted=40)
-    run = space.backend.Run([Piece("x", "relaxed", 0.1)], stats, seconds=2.0)
+    run = space.backend.Run([space.pieces.Piece("x", "relaxed", 0.1)], stats, seconds=2.0)
     plain = space.backend.Run([], SpeculativeStats(num_rounds=10, num_emitted=10), seconds=1.0)
     return space.backend.Comparison(run, plain, speeds, plain_speeds, repeat=len(speeds), done=True)
 
@@ -146,7 +149,9 @@ def test_methods_are_timed_alternately_until_the_speedup_is_precise(space, monke
     def decode(pair, prompt, verifier, choice):
         calls.append(verifier)
         emitted = next(speeds[verifier])
-        yield space.backend.Run([Piece(str(len(calls)), "draft")], SpeculativeStats(num_emitted=emitted), seconds=0.1)
+        yield space.backend.Run(
+            [space.pieces.Piece(str(len(calls)), "draft")], SpeculativeStats(num_emitted=emitted), seconds=0.1
+        )
 
     def decoded(verifier, fast, plain):
         calls.clear()
@@ -363,13 +368,13 @@ def records(tokens: list[int], source: list[int], relaxed: list[bool]) -> TokenR
     )
 
 
-def test_tokens_are_spelled_in_context():
+def test_tokens_are_spelled_in_context(space):
     """Catches lost spaces, half characters, special tokens as text, and rounds decoded without the previous one."""
     pieces = {1: b"caf", 2: b"\xc3", 3: b"\xa9", 4: b" x", 9: b"</s>"}
     tokenizer = SimpleNamespace(
         all_special_ids=[9], decode=lambda ids: b"".join(pieces[token] for token in ids).decode(errors="replace")
     )
-    reader = TokenReader(tokenizer)
+    reader = space.pieces.TokenReader(tokenizer)
     first = reader.read(records([1, 2], [0, 0], [True, False]))
     second = reader.read(records([3, 4, 9, 1], [1, 2, 2, -1], [False] * 4))
     found = [(piece.text, piece.origin) for piece in first + second]
@@ -377,7 +382,7 @@ def test_tokens_are_spelled_in_context():
     assert (first[0].weight, second[1].weight) == (0.5, None)
 
 
-def test_long_texts_are_spelled_piece_by_piece():
+def test_long_texts_are_spelled_piece_by_piece(space):
     """Catches decoding the whole prefix for every token, and text lost where the prefix is cut off."""
     letters = "naïve café — 東京 𝄞 plain words "
     pieces = [bytes([byte]) for byte in (letters * 12).encode()]
@@ -387,18 +392,23 @@ def test_long_texts_are_spelled_piece_by_piece():
         lengths.append(len(ids))
         return b"".join(pieces[token] for token in ids).decode(errors="replace")
 
-    reader = TokenReader(SimpleNamespace(all_special_ids=[], decode=decode))
+    reader = space.pieces.TokenReader(SimpleNamespace(all_special_ids=[], decode=decode))
     found = reader.read_target(torch.arange(len(pieces)))
     assert "".join(piece.text for piece in found) == letters * 12
     assert max(lengths) < 100 < len(pieces)
 
 
-def test_plain_tokens_are_rounds_of_one():
+def test_plain_tokens_are_rounds_of_one(space):
     """Catches the prompt in the answer, and relaxed decoding reported twice."""
     tokenizer = SimpleNamespace(all_special_ids=[], decode=lambda ids: "a" * len(ids))
     for plain, expected in ((True, ["a", "a"]), (False, [])):
         shown, total = [], SpeculativeStats()
-        streamer = PieceStreamer(tokenizer, lambda pieces, stats: (shown.extend(pieces), total.add(stats)), plain)  # noqa: B023
+
+        def receive(pieces, stats, shown=shown, total=total):
+            shown.extend(pieces)
+            total.add(stats)
+
+        streamer = space.pieces.PieceStreamer(tokenizer, receive, plain)
         for value in (torch.tensor([[5, 6, 7]]), torch.tensor([8]), torch.tensor([9])):
             streamer.put(value)
         assert [piece.text for piece in shown] == expected

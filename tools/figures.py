@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from hf_diversed.evaluation.intervals import Bootstrap
+from hf_diversed.evaluation.statistics import Bootstrap
 
 
 RESULTS = Path(__file__).parent.parent / "results"

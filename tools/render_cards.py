@@ -6,11 +6,10 @@ python -m tools.render_cards
 import json
 from pathlib import Path
 
-from hf_diversed.formatting import PLAIN
 from hf_diversed.head import DiversedHeadConfig
 from hf_diversed.hub import render_card
-from hf_diversed.method_names import MethodName
 from hf_diversed.verifiers import VERIFIERS
+from hf_diversed.verifiers.names import PLAIN, base_name
 from hf_diversed.zoo.loader import HEADS, MIXTURE
 
 
@@ -27,7 +26,7 @@ def cards() -> dict[Path, str]:
             results = measured / f"{folder.name}.json"
             if results.is_file():
                 evaluation = json.loads(results.read_text())
-                rows = [row for row in evaluation["records"] if MethodName.parse(row["method"]).name in NAMES]
+                rows = [row for row in evaluation["records"] if base_name(row["method"]) in NAMES]
                 training = json.loads((folder / "provenance.json").read_text())
                 config = DiversedHeadConfig.from_pretrained(folder)
                 text = render_card(config, {**evaluation, "records": rows}, training)

@@ -11,19 +11,16 @@ from typing import Any
 
 import torch
 from choice import COMPILED, Choice, max_positions
+from pieces import Piece, PieceStreamer
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.exc import TorchDynamoException
 from transformers import StoppingCriteriaList
 
 from hf_diversed import SpeculativeStats, Verifier
 from hf_diversed.engines.buffers import capacity_for
-from hf_diversed.harness.compiled import default_compile_config
-from hf_diversed.harness.decode import Decoder
-from hf_diversed.harness.methods import Method
-from hf_diversed.harness.pair import Pair
-from hf_diversed.harness.sampling import Sampling
-from hf_diversed.timing import Spread
-from hf_diversed.token_view import Piece, PieceStreamer
+from hf_diversed.evaluation.decoder import Decoder, Method, Sampling
+from hf_diversed.generation.warmup import default_compile_config
+from hf_diversed.zoo.loader import Pair
 
 
 COMPILING, OCCUPIED = "compiling", "occupied"
@@ -32,6 +29,16 @@ LEAST_REPEATS, MOST_REPEATS = 6, 18  # timed runs of each method; the first run 
 MOST_SECONDS = 20.0  # after the first run of each
 NARROW = 0.1  # width of the interval of the speedup, relative to the speedup, at which timing ends
 one_at_a_time = threading.Lock()  # a run that was stopped may still be compiling
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median with an interval, and the number of measurements."""
+
+    median: float
+    low: float
+    high: float
+    count: int
 
 
 @dataclass

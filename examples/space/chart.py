@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from hf_diversed.evaluation.curves import Record, to_curves
-from hf_diversed.method_names import MethodName
+from hf_diversed.verifiers.names import family
 
 
 HERE = Path(__file__).parent
@@ -42,30 +41,31 @@ def load_front(task: str, folders: tuple[Path, ...] = (HERE, HERE.parents[1] / "
     for folder in folders:
         for name in (f"frontier-{task}.json", f"{task}.json"):
             if (folder / name).is_file():
-                return build_front(json.loads((folder / name).read_text())["records"], name)
+                return build_front(json.loads((folder / name).read_text())["records"])
     return None
 
 
-def build_front(records: list[dict], source: str = "records") -> Front:
+def build_front(records: list[dict]) -> Front:
     """Group records by method, at the draft length with the most methods: others have only "static"."""
-    curve = max(to_curves(records, source), key=lambda curve: len(curve.families))
-    strict = [record for record in curve.families.get("static", ()) if record["method"] == "lossless"]
-    families = {"static": curve.families.get("static", ())}
-    families |= {
-        name: [*members, *strict] for name in ("lenience", "diversed") if (members := curve.families.get(name))
-    }
-    families.setdefault("diversed", strict)
+    lengths = [record["num_assistant_tokens"] for record in records]
+    gamma = max(dict.fromkeys(lengths), key=lengths.count)
+    found: dict[str, list[Point]] = {}
+    for record in records:
+        name, parameter = family(record["method"])
+        if record["num_assistant_tokens"] == gamma and record["acceptance_rate"] is not None:
+            point = Point(
+                1.0 if name == "lossless" else parameter or 0.0, record["acceptance_rate"], record["quality"]
+            )
+            found.setdefault(name, []).append(point)
+    strict = found.get("lossless", [])  # the end of every curve
     curves = {
-        name: [Point(_parameter(record), record["acceptance_rate"], record["quality"]) for record in members]
-        for name, members in families.items()
+        name: sorted([*found.get(name, ()), *strict], key=lambda point: point.parameter)
+        for name in ("static", "lenience", "diversed")
+        if name in found or name != "lenience"
     }
-    plain = curve.plain or strict[0]
+    names = [record["method"] for record in records]
+    plain = records[names.index("target" if "target" in names else "lossless")]
     return Front(curves, plain["quality"], plain["metric"], plain["n"])
-
-
-def _parameter(record: Record) -> float:
-    """Return a record's parameter on its curve, which is 1 for lossless decoding on every curve."""
-    return 1.0 if record["method"] == "lossless" else MethodName.parse(record["method"]).family[1] or 0.0
 
 
 def interpolate(points: list[Point], parameter: float) -> Point:

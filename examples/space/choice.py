@@ -11,9 +11,9 @@ from hf_diversed import (
     StaticEnsembleVerifier,
     Verifier,
 )
-from hf_diversed.harness.pair import Pair
-from hf_diversed.harness.prompts import encode
+from hf_diversed.evaluation.decoder import encode
 from hf_diversed.hub.card import is_hub_id
+from hf_diversed.zoo.loader import Pair
 
 
 PLAIN, LOSSLESS, LENIENT, STATIC, DIVERSED = METHODS = ("Plain", "Lossless", "Lenience", "Static", "DIVERSED")

@@ -9,12 +9,10 @@ import torch
 from choice import DIVERSED, LENIENT, check_kind
 
 from hf_diversed import DiversedHead, LosslessVerifier
-from hf_diversed.harness.decode import Decoder
-from hf_diversed.harness.methods import Method
-from hf_diversed.harness.pair import Pair
-from hf_diversed.harness.sampling import Sampling
+from hf_diversed.evaluation.decoder import Decoder, Method, Sampling
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.zoo import LOOKUP, load_pair
+from hf_diversed.zoo.loader import Pair
 
 
 TASKS = [("Math", "math"), ("Summary", "summary"), ("Code", "code")]

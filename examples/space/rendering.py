@@ -1,13 +1,11 @@
-"""Tokens and figures as HTML. The colours of the token origins are those of `hf_diversed.token_view`."""
+"""Tokens and figures as HTML. The colours of the token origins are those of `pieces`."""
 
 import math
 from html import escape
 
-from backend import COMPILING, OCCUPIED, Comparison, Run
+from backend import COMPILING, OCCUPIED, Comparison, Run, Spread
 from choice import COMPILED, DIVERSED, LENIENT, LOSSLESS, PLAIN, STATIC
-
-from hf_diversed.timing import Spread
-from hf_diversed.token_view import ORIGINS, RELAXED, TARGET, Piece
+from pieces import ORIGINS, RELAXED, TARGET, Piece
 
 
 METHOD_HINTS = {

@@ -16,10 +16,8 @@ from hf_diversed.cli.options import Debug, Device, Dtype, Json, Seed, Temperatur
 
 
 if TYPE_CHECKING:
-    from hf_diversed.harness.decode import Decoder
-    from hf_diversed.harness.methods import Method
+    from hf_diversed.evaluation.decoder import Decoder, Method
     from hf_diversed.outputs import SpeculativeStats
-    from hf_diversed.timing import Spread
 
 
 @dataclass
@@ -71,10 +69,8 @@ def demo(
     the same batch size, compiled methods with the compiled target.
     """
     from hf_diversed.cli.loading import quiet_transformers
-    from hf_diversed.harness.prompts import encode
-    from hf_diversed.harness.sampling import Sampling
+    from hf_diversed.evaluation.decoder import Sampling, encode
     from hf_diversed.tasks import get_task, load_records
-    from hf_diversed.token_view import TokenReader
     from hf_diversed.zoo import load_pair
 
     quiet_transformers()
@@ -103,16 +99,15 @@ def demo(
     decoded = shown.decoder(shown.method, encoded[:1], seed, output_token_records=True)
     assert decoded.records is not None
     console.print(Text(f"\n{prompts[0]}", style="bold"), end="")
-    console.print(_coloured(TokenReader(pair.tokenizer).read(decoded.records)))
+    console.print(_coloured(decoded.records, pair.tokenizer))
 
 
 def _rows(pair: Any, sampling: Any, compiled: bool) -> list[Row]:
     """Return the methods to compare, each behind its reference."""
     from dataclasses import replace
 
-    from hf_diversed.harness.compiled import default_compile_config
-    from hf_diversed.harness.decode import Decoder
-    from hf_diversed.harness.methods import Method
+    from hf_diversed.evaluation.decoder import Decoder, Method
+    from hf_diversed.generation.warmup import default_compile_config
     from hf_diversed.verifiers import DiversedVerifier, build_verifier
 
     single, batched = Decoder(pair, sampling), Decoder(pair, replace(sampling, batch_size=8))
@@ -183,25 +178,24 @@ def _progress() -> Progress:
     return Progress(*columns, console=notes, transient=True)
 
 
-def _speedup(rows: list[Row], row: Row) -> "Spread | None":
-    from hf_diversed.timing import paired_ratio
-
+def _speedups(rows: list[Row], row: Row) -> list[float]:
+    """Return tokens per second over those of the reference, by repeat; empty for a reference."""
     if row.reference is None:
-        return None
-    return paired_ratio(row.tokens_per_second, rows[row.reference].tokens_per_second)
+        return []
+    return [own / other for own, other in zip(row.tokens_per_second, rows[row.reference].tokens_per_second)]
 
 
 def _record(rows: list[Row], index: int, right: float) -> dict[str, Any]:
     """Return a row as JSON."""
     row = rows[index]
-    speedup = _speedup(rows, row)
+    speedups = _speedups(rows, row)
     return {
         "method": row.method.label,
         "batch_size": row.batch_size,
         "acceptance_rate": None if row.stats is None else row.stats.acceptance_rate,
         "block_efficiency": None if row.stats is None else row.stats.block_efficiency,
         "tokens_per_second": row.tokens_per_second,
-        "speedup": None if speedup is None else speedup.median,
+        "speedup": median(speedups) if speedups else None,
         "right": right,
     }
 
@@ -213,25 +207,39 @@ def _table(rows: list[Row], right: list[float], num_prompts: int) -> Table:
     for header in ("batch", "accepted", "tokens per\nround", "tokens/s", "against target", "right"):
         table.add_column(header, justify="right")
     for row, score in zip(rows, right):
-        stats, speedup = row.stats, _speedup(rows, row)
+        stats, speedups = row.stats, _speedups(rows, row)
         table.add_row(
             row.method.label,
             str(row.batch_size),
             "-" if stats is None else f"{stats.acceptance_rate:.1%}",
             "-" if stats is None else f"{stats.block_efficiency:.2f}",
             f"{median(row.tokens_per_second):.3g}",
-            "-" if speedup is None else f"{speedup.median:.2f}x ({speedup.low:.2f}-{speedup.high:.2f})",
+            f"{median(speedups):.2f}x ({min(speedups):.2f}-{max(speedups):.2f})" if speedups else "-",
             f"{score:g}/{num_prompts}",
         )
     return table
 
 
-def _coloured(pieces: list[Any]) -> Text:
-    """Return tokens coloured by origin, with the legend below."""
-    from hf_diversed.token_view import ORIGINS, TARGET
+_ORIGINS = {
+    "draft": ("accepted draft", "green"),
+    "relaxed": ("relaxed: a draft token that lossless verification would have rejected", "black on yellow"),
+    "residual": ("residual: the target's correction", "magenta"),
+    "bonus": ("bonus: the target's next token", "cyan"),
+}
 
-    text = Text.assemble(*((piece.text, ORIGINS[piece.origin].style) for piece in pieces), "\n\n")
-    for name, origin in ORIGINS.items():
-        if name != TARGET:
-            text.append(f" {origin.meaning} ", style=origin.style).append("  ")
+
+def _coloured(records: Any, tokenizer: Any) -> Text:
+    """Return the first row's tokens coloured by origin, with the legend below."""
+    from hf_diversed.outputs import SOURCES
+
+    text = Text()
+    for token, source, relaxed in zip(
+        *(column[0].tolist() for column in (records.tokens, records.source, records.relaxed))
+    ):
+        if source >= 0:
+            origin = "relaxed" if relaxed else SOURCES[source]
+            text.append(tokenizer.decode([token], skip_special_tokens=True), style=_ORIGINS[origin][1])
+    text.append("\n\n")
+    for meaning, style in _ORIGINS.values():
+        text.append(f" {meaning} ", style=style).append("  ")
     return text

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from hf_diversed.cli import options
-from hf_diversed.cli.options import console, notes
+from hf_diversed.cli.options import console
 
 
 def evaluate(
@@ -39,7 +39,6 @@ def evaluate(
     seed: options.Seed = 0,
     allow_code_execution: options.AllowCode = False,
     allow_unsafe_code_execution: options.AllowUnsafeCode = False,
-    records: Annotated[bool, typer.Option("--records", help="Also measure TV and bias of tokens (slower).")] = False,
     output: options.Output = None,
     overwrite: options.Overwrite = False,
     plot: Annotated[
@@ -55,19 +54,18 @@ def evaluate(
     from hf_diversed.cli.loading import load_task, quiet_transformers, read_records, read_shots
     from hf_diversed.evaluation import EvaluationSettings
     from hf_diversed.evaluation import evaluate as run
-    from hf_diversed.evaluation.markdown import setting
-    from hf_diversed.evaluation.table import results_table
-    from hf_diversed.harness.methods import build_methods
+    from hf_diversed.evaluation.decoder import build_methods
+    from hf_diversed.evaluation.table import results_table, setting
     from hf_diversed.tasks import PromptedTask
     from hf_diversed.zoo import embedded_head, load_pair
 
     quiet_transformers()
     if plot is not None:
         try:
-            from hf_diversed.evaluation import plots
+            from hf_diversed.evaluation.plot import check_format, save_plot
         except ImportError as error:
             raise ImportError('--plot needs matplotlib: pip install "hf-diversed[plot]"') from error
-        plots.check_format(plot)
+        check_format(plot)
     settings = EvaluationSettings(
         temperature=temperature,
         top_k=top_k,
@@ -80,7 +78,6 @@ def evaluate(
         seed=seed,
         add_special_tokens=not chat,
         split=split if data_file is None else Path(data_file).name,
-        records=records,
     )
     scored = load_task(task, allow_code_execution, allow_unsafe_code_execution)
     names = [name.strip() for name in methods.split(",")]
@@ -97,5 +94,4 @@ def evaluate(
         console.print(setting(rows[0]).capitalize(), highlight=False)
         console.print(results_table(rows))
     if plot is not None:
-        for file in plots.save_quality(rows, plot):
-            notes.print(str(file), markup=False, highlight=False, soft_wrap=True)
+        save_plot(rows, plot)

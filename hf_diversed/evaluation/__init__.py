@@ -1,22 +1,18 @@
-"""Quality, acceptance and cost of methods on a task's prompts, with bounds clustered by prompt."""
+"""Quality, acceptance and speed of methods on a task's prompts, with bounds clustered by prompt."""
 
-from hf_diversed.evaluation.evaluate import evaluate, report
-from hf_diversed.evaluation.intervals import Bootstrap
-from hf_diversed.evaluation.markdown import markdown_table
-from hf_diversed.evaluation.results import Results, read_results
-from hf_diversed.evaluation.settings import EvaluationSettings
-from hf_diversed.evaluation.summary import summarize
-from hf_diversed.evaluation.sweep import sweep
+from hf_diversed.evaluation.evaluate import EvaluationSettings, Results, evaluate, read_results
+from hf_diversed.evaluation.statistics import Bootstrap, summarize
+from hf_diversed.evaluation.table import markdown_table
+from hf_diversed.zoo.loader import Pair
 
 
 __all__ = [
     "Bootstrap",
     "EvaluationSettings",
+    "Pair",
     "Results",
     "evaluate",
     "markdown_table",
     "read_results",
-    "report",
     "summarize",
-    "sweep",
 ]

@@ -14,13 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from hf_diversed.evaluation.evaluate import evaluate
-from hf_diversed.evaluation.results import Results, read_results
-from hf_diversed.evaluation.settings import EvaluationSettings
-from hf_diversed.formatting import PLAIN
-from hf_diversed.harness.pair import Pair
+from hf_diversed.evaluation.evaluate import EvaluationSettings, Results, evaluate, read_results
 from hf_diversed.head import DiversedHead
 from hf_diversed.tasks import PromptedTask, Task
+from hf_diversed.verifiers.names import PLAIN
+from hf_diversed.zoo.loader import Pair
 
 
 # Strict to permissive. Below the last one nearly every draft token is accepted.
@@ -67,7 +65,7 @@ def calibrate(
     Args:
         pair, task, examples: as in `evaluate`, with a draft model; prompts that the head was not trained on, from
             the same distribution as those of later calls.
-        settings: as in `evaluate`, for one process and with `num_assistant_tokens` set.
+        settings: as in `evaluate`, with `num_assistant_tokens` set.
         output: a folder that stores every finished call, so that an interrupted calibration can continue.
         max_quality_drop: tolerated drop, in (0, 1), in units of the task's metric.
         confidence: in (0, 1).
@@ -82,8 +80,6 @@ def calibrate(
     check_shares(max_quality_drop, confidence)
     if settings.num_assistant_tokens is None:
         raise ValueError("`num_assistant_tokens` must be set for a calibration, got None.")
-    if settings.world_size > 1:
-        raise ValueError(f"`world_size` must be 1 for a calibration, got {settings.world_size}; use one process.")
     if pair.draft is None:
         raise ValueError("a calibration needs a draft model: it does not support prompt lookup.")
     tested: list[Tested] = []

@@ -1,30 +1,144 @@
-"""Measure quality, acceptance and cost of methods on a task's prompts; finished calls are stored."""
+"""Measure quality, acceptance and speed of methods on a task's prompts.
+
+Finished calls are stored in a folder as JSON lines: a header, then one line per session and finished call. An
+interrupted evaluation continues from them.
+"""
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
 from hf_diversed import _compat, model_facts
-from hf_diversed.evaluation.calls import measured_call
-from hf_diversed.evaluation.results import Results, open_file, read_results, remove_results
-from hf_diversed.evaluation.settings import EvaluationSettings
-from hf_diversed.evaluation.summary import summarize
-from hf_diversed.files import append_lines, write_json
-from hf_diversed.harness.decode import Decoder, notify, with_progress
-from hf_diversed.harness.methods import HeadLike, Method, MethodLike, build_methods
-from hf_diversed.harness.pair import Pair
-from hf_diversed.harness.prompts import encode, plan_batches
+from hf_diversed.evaluation.decoder import (
+    Decoder,
+    HeadLike,
+    Method,
+    MethodLike,
+    Sampling,
+    build_methods,
+    encode,
+    plan_batches,
+)
+from hf_diversed.evaluation.statistics import COUNTERS, Results, summarize
+from hf_diversed.files import REMOVE_LINE, append_lines, differences, drop_torn_line, read_lines, write_json
 from hf_diversed.head import LOOKED_UP
 from hf_diversed.provenance import data_digest, provenance, weights_digest
 from hf_diversed.tasks import PromptedTask, Task
+from hf_diversed.zoo.loader import Pair
 
 
-REPORT = "evaluation.json"
+LINES, REPORT = "batches-0.jsonl", "evaluation.json"
 _WARM_UP_TOKENS = 8
 _MOST_CUT_OFF = 0.05  # share of completions that end at the limit, above which a warning is logged
+_KEY = ("method", "batch", "sample")
 
 logger = _compat.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class EvaluationSettings(Sampling):
+    """Settings that all methods of an evaluation share, in addition to those of `Sampling`.
+
+    Args:
+        stop_strings: set by the task. max_new_tokens: maximum length; None for the task's limit.
+        num_examples: use at most this many examples, from the first. samples_per_prompt: completions of each.
+        seed: seed of sampling and of the bootstrap.
+        add_special_tokens: False for prompts that contain them, such as those of a chat template.
+        split: the split of the examples; recorded, and compared when a run continues.
+        progress: whether a progress bar is shown on standard error.
+
+    Raises:
+        ValueError: for values out of range, or several greedy samples of a prompt.
+    """
+
+    max_new_tokens: int | None = None  # type: ignore[assignment]  # replaced in `sampling`
+    num_examples: int = 500
+    samples_per_prompt: int = 1
+    seed: int = 0
+    add_special_tokens: bool = True
+    split: str | None = None
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_at_least(num_examples=1, samples_per_prompt=1, seed=0)
+        if self.stop_strings:
+            raise ValueError(f"`stop_strings` must be left to the task, got {self.stop_strings!r}.")
+        if self.temperature == 0 and self.samples_per_prompt > 1:
+            raise ValueError(
+                f"`samples_per_prompt` must be 1 at temperature 0, got {self.samples_per_prompt}: greedy samples of "
+                "one prompt are all the same."
+            )
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that results depend on. Prompts are compared instead of their number."""
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("stop_strings", "num_examples", "progress")
+        }
+
+    def sampling(self, stop_strings: Sequence[str], max_new_tokens: int) -> Sampling:
+        """Return sampling settings for a task with these stop strings and this limit."""
+        own = {item.name: getattr(self, item.name) for item in fields(Sampling)}
+        own |= {"stop_strings": tuple(stop_strings), "max_new_tokens": self.max_new_tokens or max_new_tokens}
+        return Sampling(**own)
+
+    def call_seed(self, batch: int, sample: int) -> int:
+        """Return the seed of one call. It is the same for all methods, and any call can be repeated alone."""
+        state = np.random.SeedSequence([self.seed, batch, sample]).generate_state(1, np.uint64)
+        return int(state[0] >> np.uint64(1))
+
+
+def read_results(folder: Path | str, header: dict | None = None) -> Results:
+    """Read the finished calls in a folder.
+
+    Args:
+        header: the required header; None for any.
+
+    Raises:
+        ValueError: if the header differs, a complete line is not an entry, or, without `header`, there are no results.
+    """
+    path = Path(folder) / LINES
+    lines = read_lines(path) if path.is_file() else []
+    if not lines:
+        if header is None:
+            raise ValueError(f"{folder} contains no results ({LINES}); run an evaluation first.")
+        return Results(header)
+    results = Results(lines[0])
+    current, stored = _flat(json.loads(json.dumps(header or {}))), _flat(lines[0])
+    if changes := differences({name: stored.get(name) for name in current}, current):
+        raise ValueError(
+            f"{path} holds results of other settings ({changes}); use these settings, choose another output "
+            "folder, or remove the older results (--overwrite on the command line)."
+        )
+    for number, entry in enumerate(lines[1:], start=2):
+        if "provenance" in entry:
+            results.sessions.append(entry["provenance"])
+            continue
+        if missing := [name for name in _KEY if name not in entry]:
+            raise ValueError(f"{path}, line {number} lacks {', '.join(missing)}; {REMOVE_LINE}")
+        results.add(entry)
+    return results
+
+
+def _flat(header: dict) -> dict:
+    """Return the header with its settings on the same level; its own values take precedence."""
+    return header.get("settings", {}) | {name: value for name, value in header.items() if name != "settings"}
+
+
+def remove_results(folder: Path) -> None:
+    """Remove the finished calls in a folder and its subfolders, and the reports of them."""
+    for name in (LINES, REPORT):
+        for path in folder.rglob(name):
+            path.unlink()
 
 
 def evaluate(
@@ -43,22 +157,20 @@ def evaluate(
     Args:
         pair: `target`, `draft` and `tokenizer`. task: prompts and scores; `PromptedTask` adds shots or a chat
             template. examples: the task's records.
-        methods: names or (label, verifier) pairs, see `build_methods`. head: the head of "diversed".
+        methods: names or `Method`s, see `build_methods`. head: the head of "diversed".
         output: a folder that stores every finished call. An interrupted evaluation continues where it stopped and
-            returns the same records; methods can be added later; several processes (`settings.rank` of
-            `settings.world_size`) share it. When all calls are finished, `evaluation.json` is written there:
+            returns the same records; methods can be added later. At the end, `evaluation.json` is written there:
             {"records": [...], "provenance": {...}}. The provenance is that of the first session that measured calls;
-            `sessions` has those of the others, which continued it or ran beside it.
-        overwrite: remove earlier results in `output`, but not in its subfolders, once all checks below have passed.
+            `sessions` has those of the others.
+        overwrite: remove earlier results in `output` and its subfolders, once all checks below have passed.
 
     Returns:
-        One record per method, see `summarize`, including the methods already in the folder. The list is empty while
-        other processes have unfinished calls: the last process returns the records, or `report` later.
+        One record per method, see `summarize`, including the complete methods that are already in the folder.
 
     Raises:
         ValueError: before anything is written, for unknown methods, a head of another pair, prompts that have no
-            tokens or do not fit in the learned positions of a model, an output folder with results of other settings
-            (unless `overwrite`), or `overwrite` with several processes.
+            tokens or do not fit in the learned positions of a model, or an output folder with results of other
+            settings (unless `overwrite`).
 
     Example:
         ```python
@@ -66,183 +178,107 @@ def evaluate(
         records = evaluate(pair, task, examples, ["target", "lossless"], EvaluationSettings(num_examples=100))
         ```
     """
-    run = Run(pair, task, examples, methods, settings or EvaluationSettings(), head, output)
-    prepare([run], overwrite)
-    return run.complete()
-
-
-def prepare(runs: Sequence["Run"], overwrite: bool) -> None:
-    """Check all runs, then remove earlier results if `overwrite`."""
-    for run in runs:
-        run.check(overwrite)
-    for run in runs:
-        if overwrite and run.output is not None:
-            remove_results(run.output)
-
-
-def report(output: Path | str, labels: Sequence[str] | None = None) -> list[dict]:
-    """Summarise an output folder with the files of all processes, and write its `evaluation.json`.
-
-    Args:
-        labels: the methods to include; None for all in the folder.
-
-    Raises:
-        ValueError: if calls are missing, or files differ in their settings.
-    """
-    results = read_results(output)
-    records = summarize(results, labels)
-    seed = results.header["settings"]["seed"]
-    sessions = results.sessions
-    if not results.all_recorded:
-        sessions = [provenance(seed, results.header["device"]), *sessions]
-    source = sessions[0] | {"evaluation": results.header, "methods": definitions(results), "sessions": sessions[1:]}
-    write_json(Path(output) / REPORT, {"records": records, "provenance": source})
+    settings = settings or EvaluationSettings()
+    built, examples = build_methods(methods, head, pair.target.device), list(examples)[: settings.num_examples]
+    if not examples:
+        raise ValueError("`examples` must hold at least one record, got none.")
+    decoder = Decoder(pair, settings.sampling(task.stop_strings, task.max_new_tokens))
+    texts = [task.prompt(example) for example in examples]
+    prompts = encode(pair.tokenizer, texts, settings.add_special_tokens)
+    decoder.check_prompts(prompts)
+    batches = plan_batches(list(map(len, prompts)), settings.batch_size)
+    header = {
+        "task": task.name,
+        "metric": task.metric,
+        "n": len(examples),
+        "num_batches": len(batches),
+        "max_new_tokens": decoder.sampling.max_new_tokens,
+        "stop_strings": decoder.stop_strings,
+        "target": _identity(pair.target),
+        "draft": {"name": LOOKED_UP} if pair.draft is None else _identity(pair.draft),
+        "device": pair.target.device.type,
+        "data": data_digest([texts, examples]),
+        "settings": settings.identity(),
+        **getattr(task, "prompt_format", {}),  # plain tasks have none
+    }
+    folder = None if output is None else Path(output)
+    results = Results(header) if folder is None or overwrite else read_results(folder, header)
+    found = results.definitions()
+    for method in built:
+        if found.get(method.label, method.definition) != method.definition:
+            raise ValueError(
+                f"the output folder holds {method.label!r} as {found[method.label]}, got {method.definition}; choose "
+                "another label or folder, or remove the older results (--overwrite on the command line)."
+            )
+    by_label = {method.label: method for method in built}
+    # All methods on one batch, then the next batch: a change in machine load affects all of them.
+    calls = sorted(results.missing(by_label), key=lambda key: key[1:])
+    if calls:
+        longest = prompts[batches[-1][0]]
+        for label in dict.fromkeys(call[0] for call in calls):  # the first call is slow, and an invalid one fails
+            decoder(by_label[label], [longest], 0, max_new_tokens=min(_WARM_UP_TOKENS, header["max_new_tokens"]))
+    session = {"provenance": provenance(settings.seed, pair.target.device)}
+    if folder is not None:
+        _open(folder, header, overwrite, [session] if calls else [])
+    if calls:
+        results.sessions.append(session["provenance"])
+    words = f"{task.name} at temperature {settings.temperature:g}"
+    interval = 0.1 if sys.stderr.isatty() else 30.0
+    for label, batch, sample in tqdm(calls, words, unit="call", disable=not settings.progress, mininterval=interval):
+        indices = batches[batch]
+        seed = settings.call_seed(batch, sample)
+        entry = {
+            "method": label,
+            "definition": by_label[label].definition,
+            "batch": batch,
+            "sample": sample,
+            **_call(decoder, by_label[label], [prompts[index] for index in indices], seed),
+        }
+        scores = task.score_batch(entry["rows"]["text"], [examples[index] for index in indices])
+        if len(scores) != len(indices) or not all(0.0 <= score <= 1.0 for score in scores):
+            raise ValueError(
+                f"task {task.name!r} must give one score in [0, 1] per completion, got {scores!r} for "
+                f"{len(indices)} completions."
+            )
+        entry["rows"] |= {"prompt": list(indices), "score": [float(score) for score in scores]}
+        results.add(entry)
+        if folder is not None:
+            append_lines(folder / LINES, [entry])
+    others = [label for label in results.labels() if label not in by_label and not results.missing([label])]
+    records = summarize(results, [*by_label, *others])
+    if folder is not None:
+        first, *more = results.sessions or [session["provenance"]]
+        source = first | {"evaluation": header, "methods": results.definitions(), "sessions": more}
+        write_json(folder / REPORT, {"records": records, "provenance": source})
+    _warn_about_cut_off_answers(records)
     return records
 
 
-def definitions(results: Results) -> dict[str, str]:
-    """Return the definition of each method by its label, see `Method.definition`."""
-    return {entry["method"]: entry["definition"] for entry in results.entries.values()}
+def _open(folder: Path, header: dict, overwrite: bool, sessions: list[dict]) -> None:
+    """Prepare the file of finished calls: remove earlier ones if `overwrite`, or an incomplete last line."""
+    if overwrite:
+        remove_results(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / LINES
+    drop_torn_line(path)
+    is_new = not path.exists() or path.stat().st_size == 0
+    append_lines(path, [*([header] if is_new else []), *sessions])
 
 
-class Run:
-    """The calls of an evaluation that one process runs; the arguments are those of `evaluate`."""
-
-    def __init__(
-        self,
-        pair: Pair,
-        task: Task | PromptedTask,
-        examples: Sequence[Mapping[str, Any]],
-        methods: Sequence[MethodLike],
-        settings: EvaluationSettings,
-        head: HeadLike | None,
-        output: Path | str | None,
-    ):
-        self.methods = build_methods(methods, head, pair.target.device)
-        self.task, self.examples, self.settings = task, list(examples)[: settings.num_examples], settings
-        self.output = None if output is None else Path(output)
-        if not self.examples:
-            raise ValueError("`examples` must hold at least one record, got none.")
-        if settings.world_size > 1 and output is None:
-            raise ValueError(
-                f"world_size = {settings.world_size} needs `output`, the folder that the processes share."
-            )
-        sampling = settings.sampling(task.stop_strings, task.max_new_tokens)
-        self.decoder = Decoder(pair, sampling)
-        prompts = [task.prompt(example) for example in self.examples]
-        self.prompts = encode(pair.tokenizer, prompts, settings.add_special_tokens)
-        self.decoder.check_prompts(self.prompts)
-        self.batches = plan_batches([len(prompt) for prompt in self.prompts], settings.batch_size)
-        self.header = {
-            "task": task.name,
-            "metric": task.metric,
-            "n": len(self.examples),
-            "num_batches": len(self.batches),
-            "max_new_tokens": sampling.max_new_tokens,
-            "stop_strings": list(sampling.stop_strings),
-            "target": _model_identity(pair.target),
-            "draft": {"name": LOOKED_UP} if pair.draft is None else _model_identity(pair.draft),
-            "device": pair.target.device.type,
-            "data": data_digest([prompts, self.examples]),
-            "settings": settings.identity(),
-            **getattr(task, "prompt_format", {}),  # plain tasks have none
-        }
-
-    def check(self, overwrite: bool) -> None:
-        """Check the stored results, unless they will be removed, and decode a few tokens with each unfinished method.
-
-        Raises:
-            ValueError: for stored results of other settings or methods, for `overwrite` with several processes, or
-                for a method that does not support the pair or the sampling settings.
-        """
-        if overwrite and self.settings.world_size > 1:
-            raise ValueError(
-                f"`overwrite` must be False with several processes, got world_size = {self.settings.world_size}; "
-                "delete the results before the run."
-            )
-        results = Results(self.header) if overwrite else self._stored()
-        found = definitions(results)
-        for method in self.methods:
-            if found.get(method.label, method.definition) != method.definition:
-                raise ValueError(
-                    f"the output folder holds {method.label!r} as {found[method.label]}, got {method.definition}; "
-                    "choose another label or folder, or remove the older results (--overwrite on the command line)."
-                )
-        self._warm_up(self._unfinished(results))
-
-    def complete(self) -> list[dict]:
-        """Run the unfinished calls, and return the records of all finished methods; [] if calls are missing."""
-        results, labels = self._run_calls(), [method.label for method in self.methods]
-        if self.output is None:
-            records = summarize(results, labels)
-        elif results.missing(labels):
-            return []
-        else:
-            others = [label for label in results.labels() if label not in labels and not results.missing([label])]
-            records = report(self.output, labels + others)
-        _warn_about_cut_off_answers(records)
-        return records
-
-    def _stored(self) -> Results:
-        return Results(self.header) if self.output is None else read_results(self.output, self.header)
-
-    def _unfinished(self, results: Results) -> list[tuple[Method, int, int]]:
-        """Return the unfinished calls of this process: all methods on one batch, then the next batch."""
-        mine = range(self.settings.rank, len(self.batches), self.settings.world_size)
-        open_calls = set(results.missing(method.label for method in self.methods))
-        return [
-            (method, batch, sample)
-            for batch in mine
-            for sample in range(self.settings.samples_per_prompt)
-            for method in self.methods
-            if (method.label, batch, sample) in open_calls
-        ]
-
-    def _run_calls(self) -> Results:
-        results = self._stored()
-        calls = self._unfinished(results)
-        words = f"{self.task.name} at temperature {self.settings.temperature:g}"
-        if calls and self.settings.progress is not False:
-            notify(f"{words}: {len(calls)} calls, each with up to {self.settings.batch_size} prompts")
-        file = None if self.output is None else open_file(self.output, self.settings.rank, self.header)
-        if file is not None and calls:
-            append_lines(file, [{"provenance": provenance(self.settings.seed, self.decoder.pair.target.device)}])
-        for call in with_progress(calls, words, "call", self.settings.progress, stage=lambda call: call[1]):
-            entry = self._entry(*call)
-            results.add(entry)
-            if file is not None:
-                append_lines(file, [entry])
-        # Includes calls that other processes have finished meanwhile.
-        return results if self.output is None else self._stored()
-
-    def _warm_up(self, calls: list[tuple[Method, int, int]]) -> None:
-        """Decode a few tokens with each method: the first call is slow, and an invalid method fails early."""
-        most = self.decoder.sampling.max_new_tokens
-        for method in {call[0].label: call[0] for call in calls}.values():
-            prompt = self.prompts[self.batches[calls[0][1]][0]]
-            self.decoder(method, [prompt], seed=0, max_new_tokens=min(_WARM_UP_TOKENS, most))
-
-    def _entry(self, method: Method, batch: int, sample: int) -> dict:
-        """Decode and score one batch; return a JSON-serialisable entry."""
-        indices = self.batches[batch]
-        seed = self.settings.call_seed(batch, sample)
-        prompts = [self.prompts[index] for index in indices]
-        rows, cost = measured_call(self.decoder, method, prompts, seed, self.settings.records)
-        scores = self.task.score_batch(rows["text"], [self.examples[index] for index in indices])
-        if len(scores) != len(indices) or not all(0.0 <= score <= 1.0 for score in scores):
-            raise ValueError(
-                f"task {self.task.name!r} must give one score in [0, 1] per completion, got {scores!r} for "
-                f"{len(indices)} completions."
-            )
-        return {
-            "method": method.label,
-            "definition": method.definition,
-            "static_weight": method.static_weight,
-            "batch": batch,
-            "sample": sample,
-            **cost,
-            "rows": {"prompt": list(indices), "score": [float(score) for score in scores], **rows},
-        }
+def _call(decoder: Decoder, method: Method, prompts: list[list[int]], seed: int) -> dict[str, Any]:
+    """Complete a batch of encoded prompts; return the seconds of `generate`, and lists of length B as `rows`."""
+    decoded = decoder(method, prompts, seed)
+    texts = [decoder.text(ids) for ids in decoded.tokens]
+    rows: dict[str, list[Any]] = {
+        "text": texts,
+        "tokens": [len(ids) for ids in decoded.tokens],
+        "cut_off": [decoder.is_cut_off(ids, text) for ids, text in zip(decoded.tokens, texts)],
+    }
+    if decoded.stats is not None:
+        per_row = decoded.stats.per_row
+        rows |= {name: [getattr(stats, name) for stats in per_row] for name in COUNTERS}
+        rows["accepted_per_position"] = [list(stats.accepted_per_position) for stats in per_row]
+    return {"seconds": decoded.seconds, "rows": rows}
 
 
 def _warn_about_cut_off_answers(records: Sequence[dict]) -> None:
@@ -256,7 +292,7 @@ def _warn_about_cut_off_answers(records: Sequence[dict]) -> None:
         )
 
 
-def _model_identity(model) -> dict:
+def _identity(model: PreTrainedModel) -> dict:
     """Return data that distinguishes models; of a local folder, its name only."""
     config = dict(model.generation_config.to_diff_dict())
     config.pop("transformers_version", None)

@@ -13,13 +13,13 @@ from unittest.mock import patch
 
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, StoppingCriteriaList
 
-from hf_diversed.formatting import LOSSLESS, number, percent
+from hf_diversed.evaluation.decoder import Method, build_methods
+from hf_diversed.evaluation.table import number, percent
 from hf_diversed.generation.patching import install_hook
 from hf_diversed.generation.processing import CompletionStopStrings, stop_criterion
 from hf_diversed.generation.recording import record_stats
-from hf_diversed.harness.methods import Method, build_methods
-from hf_diversed.method_names import DIVERSED, MethodName
 from hf_diversed.outputs import SpeculativeStats
+from hf_diversed.verifiers.names import DIVERSED, LOSSLESS
 from hf_diversed.zoo.loader import WEIGHTS
 
 
@@ -49,7 +49,7 @@ class DiversedLM(huggingface.HFLM):
             pair.
         head: Hub id or folder of a head, or the task of an embedded head.
         method: as in `hf-diversed evaluate`: "lossless", "static:0.7", "diversed" ...; "diversed" if there is a head,
-            else "lossless". "target" is the target alone, "target:top_p=0.9" with its distribution truncated.
+            else "lossless". "target" is the target alone.
         strictness: strictness of a head, in [0, 1]; the same as "@0.7" after the method.
         num_assistant_tokens: draft tokens per round; by default the head's, or 5.
         hflm_args: arguments of `HFLM`. The draft model uses the target's dtype and device.
@@ -125,14 +125,8 @@ class DiversedLM(huggingface.HFLM):
         return answers
 
     def _model_generate(self, context, max_length: int, stop: list[str], **generation_kwargs):
-        truncation = dict(self.method.truncation)
-        if truncation and not generation_kwargs.get("do_sample"):
-            raise ValueError(
-                f"method={self.method.label} needs sampling: greedy decoding truncates nothing; pass --gen_kwargs "
-                "do_sample=true,temperature=1.0,top_k=0."
-            )
         # The tokenizer is for stop strings in the target's generation config.
-        options = self.options | generation_kwargs | truncation | {"tokenizer": self.tokenizer}
+        options = self.options | generation_kwargs | {"tokenizer": self.tokenizer}
         # With lm-eval's criteria the batch continues until the last row ends, and statistics would include tokens that
         # are cut off afterwards.
         with patch.object(huggingface, "stop_sequences_criteria", _stop_criteria):
@@ -180,12 +174,8 @@ def _stop_criteria(
 def _method_name(method: str | None, head: str | None, strictness: float | None) -> str:
     """Return the method name for `build_methods`."""
     spec = method or (LOSSLESS if head is None else DIVERSED)
-    parsed = MethodName.parse(spec)
-    if parsed.name != DIVERSED and (head is not None or strictness is not None):
+    if spec != DIVERSED and (head is not None or strictness is not None):
         raise ValueError(f"head= and strictness= require method=diversed, got method={spec}; remove them.")
-    for name, value, found in (("head", head, parsed.parameters), ("strictness", strictness, parsed.strictness)):
-        if value is not None and found is not None:
-            raise ValueError(f"{name}={value} and method={spec} both set the {name}; pass one of them.")
     return spec if strictness is None else f"{spec}@{strictness}"
 
 

@@ -1,10 +1,36 @@
-"""The table of evaluation results for a terminal."""
+"""Evaluation records as tables, for a terminal and in Markdown."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from hf_diversed.formatting import PLAIN, number, percent, with_bounds
+from hf_diversed.verifiers.names import PLAIN
+
+
+def percent(value: float | None) -> str:
+    """Format 0.5 as "50.0%" and None as "-"."""
+    return "-" if value is None else f"{value:.1%}".replace("-0.0%", "0.0%")
+
+
+def number(value: float | None) -> str:
+    """Format with two decimals; None as "-"."""
+    return "-" if value is None else f"{value:.2f}".replace("-0.00", "0.00")
+
+
+def with_bounds(record: Mapping[str, Any], name: str) -> str:
+    """Format a value of a record with its 95% bounds, if it has any."""
+    value, bounds = record.get(name), record.get(f"{name}_ci")
+    if value is None or bounds is None:
+        return percent(value)
+    return f"{percent(value)} ({percent(bounds[0])} to {percent(bounds[1])})"
+
+
+def setting(record: Mapping[str, Any]) -> str:
+    """Return the temperature and the number of draft tokens of a record, for the heading of its table."""
+    return f"temperature {record['temperature']:g}, {record['num_assistant_tokens']} draft tokens per round"
 
 
 def results_table(rows: list[dict]) -> Table:
@@ -36,3 +62,22 @@ def results_table(rows: list[dict]) -> Table:
             f"{speed / plain:.2f}x" if speed and plain else "-",
         )
     return table
+
+
+def markdown_table(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return acceptance rate, quality and share of cut off answers of each method, as Markdown.
+
+    Raises:
+        ValueError: without records.
+    """
+    if not records:
+        raise ValueError("`records` must hold at least one record, got none; read them from an evaluation's JSON.")
+    first, names = records[0], ("acceptance_rate", "quality", "cut_off_rate")
+    lines = [
+        f"{first['task']}, {setting(first)}, {first['n']} prompts x {first['samples_per_prompt']} samples.",
+        "",
+        f"| method | accepted | {first['metric']} | cut off |",
+        "|---|---:|---:|---:|",
+        *(f"| `{row['method']}` | {' | '.join(percent(row.get(name)) for name in names)} |" for row in records),
+    ]
+    return "\n".join(lines) + "\n"

@@ -14,7 +14,7 @@ from hf_diversed.generation.options import Options
 from hf_diversed.generation.planning import diversed_decoding
 from hf_diversed.generation.processing import stop_criterion
 from hf_diversed.generation.request import DRAFT_MODES, STOPPING_SETTINGS, Arguments, AttachedOptions
-from hf_diversed.head_settings import ARGUMENTS
+from hf_diversed.verifiers.base import ARGUMENTS
 
 
 def dispatch(original, stock: inspect.Signature, model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]):

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from hf_diversed.head_settings import ARGUMENTS
+from hf_diversed.verifiers.base import ARGUMENTS
 
 
 if TYPE_CHECKING:

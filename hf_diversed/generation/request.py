@@ -18,9 +18,9 @@ from transformers.generation.streamers import BaseStreamer
 from hf_diversed import _compat, model_facts
 from hf_diversed.generation.options import Options
 from hf_diversed.head import DiversedHead, load_head
-from hf_diversed.head_settings import ARGUMENTS
 from hf_diversed.sampling import RandomSource
 from hf_diversed.verifiers import DiversedVerifier, Verifier, build_verifier
+from hf_diversed.verifiers.base import ARGUMENTS
 
 
 # Sources of draft tokens other than a draft model.

@@ -8,10 +8,11 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from hf_diversed.formatting import number, with_bounds
+from hf_diversed.evaluation.table import number, with_bounds
 from hf_diversed.head import LOOKED_UP, DiversedHeadConfig
-from hf_diversed.method_names import AS_TRAINED, DIVERSED
 from hf_diversed.tasks import TASKS
+from hf_diversed.verifiers.base import AS_TRAINED
+from hf_diversed.verifiers.names import DIVERSED
 
 
 TEMPLATE = Path(__file__).parent / "templates" / "head_card.md"

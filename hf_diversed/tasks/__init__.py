@@ -1,6 +1,5 @@
 """Tasks by name. To add one, write a module here and list it in `TASKS`. `hf_diversed.training.rewards` uses them."""
 
-from hf_diversed.formatting import did_you_mean
 from hf_diversed.tasks.base import HubSource, Record, Task, choose_shots
 from hf_diversed.tasks.code import HumanEval, Mbpp, MbppSanitized
 from hf_diversed.tasks.embedded import Code, Math, Summary
@@ -32,7 +31,7 @@ def get_task(name: str, *, allow_code_execution: bool = False, allow_unsafe_code
         ValueError: for an unknown name.
     """
     if name not in TASKS:
-        raise ValueError(f"unknown task {name!r}{did_you_mean(name, TASKS)}; known tasks: {', '.join(TASKS)}.")
+        raise ValueError(f"unknown task {name!r}; known tasks: {', '.join(TASKS)}.")
     task = TASKS[name]
     return task(allow_code_execution, allow_unsafe_code_execution) if issubclass(task, CodeTask) else task()
 

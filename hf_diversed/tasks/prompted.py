@@ -5,8 +5,21 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from hf_diversed.harness.prompts import render
 from hf_diversed.tasks.base import Record, Task, choose_shots
+
+
+Prompt = str | list[dict[str, str]]
+
+
+def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], thinking: bool = False) -> str:
+    """Return chat messages as text with special tokens; encode it with `add_special_tokens=False`.
+
+    Args:
+        thinking: the template's `enable_thinking`; without effect on templates that do not read it.
+    """
+    # Only where the template reads it, because tokenizers without a Jinja template refuse other arguments.
+    switch = {"enable_thinking": thinking} if "enable_thinking" in str(tokenizer.chat_template) else {}
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **switch))
 
 
 def prompt_rows(

@@ -8,17 +8,15 @@ from typing import Any
 import torch
 
 from hf_diversed.blocks import Verdict
-from hf_diversed.formatting import LOSSLESS
-from hf_diversed.harness.decode import Decoded, Decoder
-from hf_diversed.harness.methods import Method
-from hf_diversed.harness.pair import Pair
-from hf_diversed.harness.prompts import Prompt, encode, plan_batches
-from hf_diversed.harness.sampling import Sampling
+from hf_diversed.evaluation.decoder import Decoded, Decoder, Method, Sampling, encode, plan_batches
 from hf_diversed.head import DiversedHead
-from hf_diversed.method_names import AS_TRAINED
 from hf_diversed.outputs import SOURCES, SpeculativeStats, TokenRecords
+from hf_diversed.tasks.prompted import Prompt
 from hf_diversed.training.objective import Decisions
 from hf_diversed.verifiers import DiversedVerifier, LosslessVerifier
+from hf_diversed.verifiers.base import AS_TRAINED
+from hf_diversed.verifiers.names import LOSSLESS
+from hf_diversed.zoo.loader import Pair
 
 
 @dataclass(eq=False)

@@ -18,12 +18,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from transformers.trainer_utils import HubStrategy, IntervalStrategy
 
 from hf_diversed import _compat, model_facts
-from hf_diversed.harness.methods import Method
-from hf_diversed.harness.pair import Pair, load_tokenizer
-from hf_diversed.harness.prompts import check_context, encode
-from hf_diversed.harness.sampling import Sampling
+from hf_diversed.evaluation.decoder import Method, Sampling, check_context, encode
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
-from hf_diversed.method_names import AS_TRAINED
 from hf_diversed.provenance import module_digest, provenance, publishable
 from hf_diversed.training.config import HEAD_OPTIONS, DiversedConfig
 from hf_diversed.training.constraint import ConstraintCallback
@@ -39,6 +35,8 @@ from hf_diversed.training.references import ReferenceRewards
 from hf_diversed.training.rewards import RewardError, RewardFunc, RewardSum, Rows, gathered, known, mean, merged
 from hf_diversed.training.rollout import RolloutOrder, Rollouts, Sampler
 from hf_diversed.verifiers import DiversedVerifier
+from hf_diversed.verifiers.base import AS_TRAINED
+from hf_diversed.zoo.loader import Pair, load_tokenizer
 
 
 logger = _compat.get_logger(__name__)

@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Callable, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,6 +11,27 @@ from hf_diversed.blocks import DecodingContext, DraftOutput, TargetOutput, Trace
 from hf_diversed.sampling import residual
 
 
+AS_TRAINED = 0.5  # strictness of a head
+
+
+class Setting(NamedTuple):
+    """The allowed range of a setting, and advice for error messages."""
+
+    low: float
+    high: float
+    advice: str
+
+
+SETTINGS = {
+    "strictness": Setting(0.0, 1.0, "0 accepts every draft token, 0.5 is the head as trained, 1 is lossless."),
+    "max_bias": Setting(0.0, 1.0, "0 is lossless, 1 is no bound."),
+    "max_ratio": Setting(
+        1.0, float("inf"), "1 is lossless, 2 allows at most twice the target's probability, inf is no bound."
+    ),
+}
+LIMITS = tuple(name for name in SETTINGS if name != "strictness")
+# Their names as arguments of `generate` and `attach`, and in generation configs.
+ARGUMENTS = {name: f"diversed_{name}" for name in SETTINGS}
 _DECISIONS = {"__call__", "emitted_probs", "weights"}  # methods that determine which tokens are emitted
 
 

@@ -16,9 +16,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from hf_diversed.blocks import DecodingContext, DraftOutput, TargetOutput, Trace, Verdict
-from hf_diversed.head_settings import LIMITS, SETTINGS
 from hf_diversed.sampling import acceptance, total_variation
-from hf_diversed.verifiers.base import Verifier, accept_best, check_range, read_numbers, target_residual
+from hf_diversed.verifiers.base import (
+    LIMITS,
+    SETTINGS,
+    Verifier,
+    accept_best,
+    check_range,
+    read_numbers,
+    target_residual,
+)
 
 
 Values = float | list[float] | torch.Tensor

@@ -1,18 +1,57 @@
 """Loading of pairs: the embedded one from package data, others by name."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from hf_diversed.generation.checks import check_tokenizers
-from hf_diversed.harness.pair import Pair, load_model, load_tokenizer
 from hf_diversed.head import DiversedHead
 
 
 WEIGHTS = Path(__file__).parent / "weights"
 HEADS, MIXTURE = "heads", "mixture-heads"
 LOOKUP = "lookup"  # in place of a draft model: prompt lookup
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target and a draft model with the same vocabulary, their tokenizer, and their heads by task.
+
+    Without a draft model, draft tokens come from prompt lookup.
+    """
+
+    target: PreTrainedModel
+    draft: PreTrainedModel | None
+    tokenizer: PreTrainedTokenizerBase
+    heads: Mapping[str, DiversedHead] = field(default_factory=dict)
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "Pair":
+        """Move all modules in place, as `torch.nn.Module.to` does, and return the pair. Heads keep their dtype."""
+        for model in (self.target, self.draft):
+            if model is not None:
+                model.to(device=device, dtype=dtype)
+        for head in self.heads.values():
+            head.to(device)
+        return self
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model by Hub id or folder, with left padding."""
+    return AutoTokenizer.from_pretrained(name, padding_side="left")
+
+
+def load_model(name: str, device: torch.device | str, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
+    """Load a model by Hub id or folder, in eval mode."""
+    return AutoModelForCausalLM.from_pretrained(name, dtype=dtype, device_map=device).eval()
 
 
 def load_demo_pair(folder: Path = WEIGHTS, heads: str = HEADS) -> Pair:

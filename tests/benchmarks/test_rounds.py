@@ -1,26 +1,33 @@
-"""Speed measurements: what is timed, the comparisons, and the errors."""
+"""`python -m benchmarks.rounds` on models of a few kilobytes: what is timed, the comparisons, and the errors."""
 
 import json
 
 import pytest
 import torch
 
-from benchmarks.rounds import BenchmarkSettings, SyntheticVerifier, benchmark
-from benchmarks.rounds.timing import PHASES
+from benchmarks.models import SyntheticVerifier
+from benchmarks.rounds import main, spread
 from hf_diversed import LosslessVerifier, StaticEnsembleVerifier
 from tests import tiny
-from tests.engines.modes import shallow
 from tests.verifier_cases import make_block
 
 
-SHORT = {"context_lengths": (8,), "draft_lengths": (3,), "max_new_tokens": 16, "repeats": 2, "progress": False}
-METHODS = ["target", "upstream", "upstream:0.7", "lossless", "static:0.7", "fresh:both"]
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Run the command on models with random weights and read its report."""
+    config = tiny.tiny_model("llama").config
+    config.num_hidden_layers = 1
+    config.save_pretrained(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    small = f"--target-config {tmp_path}/config.json --draft-config {tmp_path}/config.json --device cpu --repeats 2"
+    small += " --context-length 8 --draft-length 3 --max-new-tokens 16 --backend eager"
 
+    def run(options: str) -> dict:
+        main([*small.split(), *options.split(), "--output", str(tmp_path / "new" / "report.json")])
+        assert "…" not in capsys.readouterr().out
+        return json.loads((tmp_path / "new" / "report.json").read_text())
 
-@pytest.fixture(scope="module")
-def report(pair) -> dict:
-    """A report without a given acceptance, which upstream does not support."""
-    return benchmark(*pair, METHODS, BenchmarkSettings(**SHORT, batch_sizes=(1, 3)))
+    return run
 
 
 def record(report: dict, method: str, batch_size: int = 1) -> dict:
@@ -39,69 +46,52 @@ def test_synthetic_rates_are_conditional_and_the_verifier_still_runs(verifier):
     torch.testing.assert_close(verdict.replacement(positions), verifier(None, draft, target).replacement(positions))
 
 
-def test_records(report):
-    """Catches missing methods and figures, upstream at an unsupported batch size, and JSON that is not strict."""
-    json.dumps(report, allow_nan=False)
-    places = {(row["method"], row["batch_size"]) for row in report["records"] if row["implementation"] != "machine"}
-    assert places == {(name, size) for name in METHODS for size in (1, 3) if size == 1 or "upstream" not in name}
-    for name in METHODS:
-        row = record(report, name)
-        assert row["ms_per_round"]["median"] > 0
-        assert row["num_assistant_tokens"] == (None if name == "target" else 3)
-        ours = row["implementation"] == "hf_diversed"
-        assert (row["breakdown"] is not None) == (row["acceptance_rate"] is not None) == ours
-        if name != "target":
-            assert 1 <= row["block_efficiency"] <= 4
-    breakdown = record(report, "fresh:both")["breakdown"]
-    assert tuple(breakdown) == PHASES
-    assert all(value > 0 for value in breakdown.values())
+def test_records(run):
+    """Catches missing methods, upstream at an unsupported batch size, and ratios to another method."""
+    methods = ["target", "upstream", "upstream:0.7", "lossless", "static:0.7"]
+    report = run(f"--methods {','.join(methods)} --batch-sizes 1,3")
+    places = {(row["method"], row["batch_size"]) for row in report["records"]}
+    assert places == {(name, size) for name in methods for size in (1, 3) if size == 1 or "upstream" not in name}
+    assert record(report, "upstream")["ratios"].keys() == {"target", "lossless"}
+    assert record(report, "static:0.7", 3)["ratios"].keys() == {"target", "lossless", "upstream"}
+    lossless, static = record(report, "lossless"), record(report, "static:0.7")
+    assert lossless["ratios"]["upstream"]["ms_per_round"]["median"] > 0
+    assert static["num_assistant_tokens"] == 3
+    assert 1 <= static["block_efficiency"] <= 4
+    assert record(report, "target")["num_assistant_tokens"] is None
+    assert report["provenance"]["benchmark"]["batch_sizes"] == [1, 3]
 
 
-def test_methods_are_compared_over_the_same_tokens_with_the_right_reference(report):
-    """Catches rounds over different texts, a static ensemble compared with lossless upstream, and inverted ratios."""
-    for name in ("lossless", "static:0.7"):
-        assert record(report, name)["same_tokens_as_upstream"] is True
-    assert record(report, "upstream")["ratios"].keys() == {"plain"}
-    assert record(report, "fresh:both", 3)["ratios"].keys() == {"plain", "upstream", "lossless"}
-    # A round has three draft forwards more than a step of the target alone.
-    assert record(report, "lossless")["ratios"]["plain"]["ms_per_round"]["median"] > 1
-
-
-def test_compiled_methods_run_compiled(pair):
-    """Catches a compiled method that decodes eagerly, an acceptance that applies to one engine only, and speeds that
-    are compared with upstream's at another acceptance."""
-    settings = BenchmarkSettings(**SHORT, batch_sizes=(1,), acceptance=(1.0,), backend="eager")
-    pair = shallow(pair)
-    found = benchmark(*pair, ["target", "upstream:0.7", "static:0.7", "compiled:static:0.7"], settings)
-    eager, ours = record(found, "static:0.7"), record(found, "compiled:static:0.7")
-    assert (eager["engine"], ours["engine"]) == ("eager", "compiled")
+def test_compiled_methods_run_compiled(run):
+    """Catches a compiled method that decodes eagerly, and an acceptance that applies to one engine only."""
+    report = run("--methods static:0.7,compiled:static:0.7 --batch-sizes 1 --acceptance 1.0")
+    eager, ours = record(report, "static:0.7"), record(report, "compiled:static:0.7")
+    assert (eager["engine"], ours["engine"][:8]) == ("eager", "compiled")
     assert ours["acceptance_rate"] == eager["acceptance_rate"] == 1.0
-    assert ours["block_efficiency"] == eager["block_efficiency"] == 4.0
     assert eager["compile_seconds"] is None
     assert ours["compile_seconds"] > 0
-    assert eager["ratios"]["upstream"].keys() == {"ms_per_round"}
-    assert [tiny.num_hooks(model) for model in pair] == [0, 0]
-    assert pair[0].generation_config.eos_token_id == tiny.EOS
+
+
+def test_spread():
+    """Catches values that are not sorted, and a single value that fails."""
+    assert spread([3.0]) == {"median": 3.0, "quartiles": [3.0, 3.0]}
+    assert spread([4.0, 1.0, 2.0, 3.0, 5.0]) == {"median": 3.0, "quartiles": [2.0, 4.0]}
 
 
 @pytest.mark.parametrize(
-    ("methods", "settings", "words"),
+    ("options", "words"),
     [
-        (["lossless"], {"draft_lengths": (5, 5)}, "repeat"),
-        (["lossless"], {"max_new_tokens": 17}, "max_new_tokens.*>= 18"),
-        (["lossless"], {"acceptance": (1.2,)}, r"\[0, 1\]"),
-        (["lossless"], {"acceptance": (0.5,), "temperature": 0.0}, "greedy"),
-        (["nonsense"], {}, "unknown method"),
-        (["upstream:1"], {}, "weight in"),
-        (["compiled:upstream:0.7"], {}, "no static cache"),
-        (["fresh:both+nonsense"], {}, "features must be one of"),
-        (["lossless", "lossless"], {}, "different methods"),
-        (["diversed"], {}, "needs a head"),
-        (["upstream"], {"batch_sizes": (2,)}, "only batch size"),
-        (["lossless"], {"context_lengths": (100,)}, "<= 128, the positions.*got 164"),
+        (["--target-config", "qwen3-8b"], "go together"),
+        (["--target-config", "no-such", "--draft-config", "qwen3-8b"], "no configuration"),
+        (["--acceptance", "0.5", "--temperature", "0"], "greedy"),
+        (["--methods", "static:2"], "must lie in [0, 1]"),
+        (["--methods", "compiled:upstream"], "no static cache"),
+        (["--batch-sizes", "one"], "invalid _numbers value"),
     ],
 )
-def test_benchmark_refuses(pair, methods, settings, words):
-    """Catches errors that would occur only after minutes."""
-    with pytest.raises(ValueError, match=words):
-        benchmark(*pair, methods, BenchmarkSettings(**{"context_lengths": (8,), **settings}))
+def test_bad_options_are_messages(options, words, capsys):
+    """Catches tracebacks for user errors."""
+    with pytest.raises(SystemExit) as raised:
+        main(options)
+    assert raised.value.code == 2
+    assert words in capsys.readouterr().err

@@ -25,10 +25,10 @@ def test_a_row_per_method_and_a_coloured_answer():
 
 def test_json_and_compiled_methods(monkeypatch):
     """Catches a speedup over the target at another batch size, and compiled methods compared with the eager target."""
-    from hf_diversed.harness.compiled import default_compile_config
+    from hf_diversed.generation.warmup import default_compile_config
 
     eager = Mock(side_effect=lambda device: default_compile_config(device, "eager"))
-    monkeypatch.setattr("hf_diversed.harness.compiled.default_compile_config", eager)
+    monkeypatch.setattr("hf_diversed.generation.warmup.default_compile_config", eager)
     rows = json.loads(succeed(*SHORT, "--json").stdout)
     keyed = {(row["method"], row["batch_size"]): row for row in rows}
     assert len(keyed) == len(rows) == 11
@@ -44,10 +44,10 @@ def test_json_and_compiled_methods(monkeypatch):
 
 def test_without_a_compiler(monkeypatch):
     """Catches a demo that fails where compilation is not possible, and a failure that is not reported."""
-    from hf_diversed.harness.compiled import default_compile_config
+    from hf_diversed.generation.warmup import default_compile_config
 
     wrong = Mock(side_effect=lambda device: default_compile_config(device, "no-such-backend"))
-    monkeypatch.setattr("hf_diversed.harness.compiled.default_compile_config", wrong)
+    monkeypatch.setattr("hf_diversed.generation.warmup.default_compile_config", wrong)
     result = succeed(*SHORT)
     assert "Compilation failed on this machine" in result.stderr
     assert "accepted draft" in result.stdout

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hf_diversed.cli.train import TrainArguments, load_rows
-from hf_diversed.harness.prompts import encode
+from hf_diversed.evaluation.decoder import encode
 from hf_diversed.tasks import get_task, load_records
 from tests.commands import refused, succeed
 

@@ -7,10 +7,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from hf_diversed.evaluation.decoder import Decoder, Method, Sampling, build_methods
 from hf_diversed.generation.recording import record_stats
-from hf_diversed.harness.decode import Decoder
-from hf_diversed.harness.methods import Method, build_methods
-from hf_diversed.harness.sampling import Sampling
 from hf_diversed.zoo import load_pair
 
 

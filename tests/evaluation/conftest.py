@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_diversed.harness.pair import Pair
+from hf_diversed.zoo.loader import Pair
 from tests.evaluation.fakes import tiny_pair
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from hf_diversed.harness.pair import Pair
+from hf_diversed.zoo.loader import Pair
 from tests import tiny
 
 

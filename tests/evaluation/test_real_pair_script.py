@@ -12,9 +12,9 @@ import pytest
 from benchmarks import real_pair
 from hf_diversed import load_demo_pair
 from hf_diversed.evaluation import read_results
-from hf_diversed.formatting import LOSSLESS, PLAIN
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.tasks import PromptedTask, get_task
+from hf_diversed.verifiers.names import LOSSLESS, PLAIN
 from hf_diversed.zoo import load_pair
 from tests.tiny import first_layers
 

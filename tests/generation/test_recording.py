@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from hf_diversed.generation.recording import Recorder
-from hf_diversed.harness.pair import Pair
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import GenerateDiversedOutput
 from hf_diversed.verifiers import DiversedVerifier
+from hf_diversed.zoo.loader import Pair
 from tests.evaluation.fakes import tiny_pair
 from tests.tiny import SAMPLED, ragged_batch, tiny_head
 

@@ -5,8 +5,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from hf_diversed.harness import prompts
 from hf_diversed.tasks import TASKS, PromptedTask, choose_shots, get_task, prompt_rows
+from hf_diversed.tasks import prompted as prompts
 
 
 RECORDS = {

@@ -5,14 +5,14 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from hf_diversed.evaluation.decoder import Sampling
 from hf_diversed.features import distribution_features, drafted_token_features
-from hf_diversed.harness.pair import Pair
-from hf_diversed.harness.sampling import Sampling
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import SOURCES
 from hf_diversed.training.objective import MixtureAcceptance, TokenAcceptance
 from hf_diversed.training.rollout import Rollouts, Sampler
 from hf_diversed.verifiers import diversed
+from hf_diversed.zoo.loader import Pair
 from tests.tiny import EOS, tiny_draft, tiny_model
 from tests.training import runs
 

@@ -16,10 +16,7 @@ import torch
 from benchmarks.served import STOP, Server, acceptance, running, start, stop
 from embedded.export import export_demo_pair
 from hf_diversed import DiversedHead, DiversedHeadConfig, load_demo_pair
-from hf_diversed.harness.decode import Decoder
-from hf_diversed.harness.methods import build_methods
-from hf_diversed.harness.prompts import encode
-from hf_diversed.harness.sampling import Sampling
+from hf_diversed.evaluation.decoder import Decoder, Sampling, build_methods, encode
 from hf_diversed.tasks import TASKS, load_records
 from tests.vllm.checkpoints import export_medusa
 

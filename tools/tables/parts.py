@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hf_diversed.formatting import percent
+from hf_diversed.evaluation.table import percent
 from tools.figures import Figure, data_path, figures
 
 

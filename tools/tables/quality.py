@@ -50,12 +50,6 @@ def pair() -> dict[str, Table]:
             [ACCEPTED, PER_ROUND, quality("correct answers")],
             "{n} prompts, 2 samples each, temperature 1, 5 draft tokens per round, 95% intervals clustered by prompt.",
         ),
-        "truncation": Table(
-            "method",
-            every("truncation"),
-            [ACCEPTED, quality("accuracy")],
-            "Embedded pair, math, temperature 1, {n} prompts; 95% intervals clustered by prompt.",
-        ),
     }
 
 

@@ -1,6 +1,5 @@
 """Tables of times."""
 
-from hf_diversed.method_names import UPSTREAM
 from tools.tables.parts import ACCEPTED, Column, Row, Table, every, number, tenths, times
 
 
@@ -8,6 +7,7 @@ DRAFTED = Column("draft tokens per round", "drafted_per_round", lambda figure: f
 OVER_TARGET = Column("over the target", "over_target", number)
 OVER_UPSTREAM = Column("over transformers", "over_upstream", number)
 OVER_CONSTANT = Column("over transformers, best constant number", "over_upstream_constant", number)
+UPSTREAM = "upstream"
 TITLES = (("mbpp", "MBPP"), ("gsm8k", "GSM8K"))
 
 

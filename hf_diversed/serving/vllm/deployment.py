@@ -12,10 +12,8 @@ from typing import Any
 
 import torch
 
-from hf_diversed import head_settings
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.head import DiversedHead, load_head
-from hf_diversed.method_names import DIVERSED, MethodName
 from hf_diversed.serving.vllm.logits import RequestSettings
 from hf_diversed.serving.vllm.served_head import ServedHead
 from hf_diversed.verifiers import (
@@ -23,10 +21,12 @@ from hf_diversed.verifiers import (
     DiversedVerifier,
     LosslessVerifier,
     Verifier,
+    base,
     build_verifier,
 )
 from hf_diversed.verifiers.base import check_range
 from hf_diversed.verifiers.mixture import MixtureVerifier
+from hf_diversed.verifiers.names import DIVERSED, base_name
 
 
 ENVIRONMENT = "HF_DIVERSED_VLLM"
@@ -46,7 +46,7 @@ _NOT_SERVED = {
 # "probabilistic". Draft tokens of other methods may be random without a distribution.
 _DETERMINISTIC = ("ngram", "ngram_gpu", "suffix", "medusa")
 _SAMPLING = ("draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark")
-SETTINGS = head_settings.SETTINGS
+SETTINGS = base.SETTINGS
 _FIELDS = ("verifier", *SETTINGS)  # of a request
 _KEYS = ("verifier", "head", "choices", *SETTINGS)
 
@@ -279,7 +279,7 @@ def _load_head(name: Any, verifiers: tuple[str, ...]) -> DiversedHead | None:
 
 def _build(name: str, head: DiversedHead | None, one_hot: bool) -> Verifier:
     """Return a verifier by its name, "static:0.7"; refuse those that cannot be served."""
-    kind = MethodName.parse(name).name
+    kind = base_name(name)
     if kind in _NOT_SERVED:
         served = ", ".join(sorted(VERIFIERS.keys() - _NOT_SERVED.keys()))
         raise ValueError(f"verifier {name!r} is not served by vLLM: {_NOT_SERVED[kind]}. Served are {served}.")
@@ -289,9 +289,7 @@ def _build(name: str, head: DiversedHead | None, one_hot: bool) -> Verifier:
             f"verifier {name!r} reads the draft model's confidence, which greedy and looked-up draft tokens do not "
             'have; use another, or a draft model with "draft_sample_method": "probabilistic".'
         )
-    if isinstance(verifier, MixtureVerifier) and any(
-        getattr(verifier, limit) is not None for limit in head_settings.LIMITS
-    ):
+    if isinstance(verifier, MixtureVerifier) and any(getattr(verifier, limit) is not None for limit in base.LIMITS):
         raise ValueError(
             f"verifier {name!r} has bounds in its name; set `max_bias` or `max_ratio` beside the "
             "verifier, or leave them to requests. vLLM's sampler keeps no sum per sequence."

@@ -21,8 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from hf_diversed.blocks import DraftOutput, TargetOutput
-from hf_diversed.method_names import AS_TRAINED
-from hf_diversed.verifiers.base import Verifier
+from hf_diversed.verifiers.base import AS_TRAINED, Verifier
 from hf_diversed.verifiers.mixture import MixtureVerifier, limit_bias
 
 

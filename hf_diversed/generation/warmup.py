@@ -14,7 +14,6 @@ from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.generation.patching import install_hook
 from hf_diversed.generation.planning import requested_gamma
 from hf_diversed.generation.request import resolve_verifier
-from hf_diversed.harness.decode import seeded
 from hf_diversed.head import DiversedHead
 from hf_diversed.outputs import CompileStats
 from hf_diversed.verifiers import Verifier
@@ -113,7 +112,9 @@ def _decode(model: PreTrainedModel, rows: int, length: int, options: dict[str, A
     draft, total = options["assistant_model"], CompileStats()
     ids = min(map(model_facts.known_ids, (model, draft)))
     for seed in range(_ATTEMPTS):
-        with seeded(seed, model.device):
+        # By default torch saves the state of every GPU, which creates a context on each.
+        with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+            torch.manual_seed(seed)
             prompts = torch.randint(ids, (rows, length)).to(model.device)
             output = model.generate(input_ids=prompts, attention_mask=torch.ones_like(prompts), **options)
         total.add(output.stats.compile)

@@ -6,7 +6,7 @@ from transformers import CompileConfig
 
 from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, warmup
 from hf_diversed.engines.buffers import capacity_for
-from hf_diversed.harness.compiled import prompt_lengths
+from hf_diversed.generation.warmup import prompt_lengths
 from tests import tiny
 from tests.engines.modes import shallow
 

@@ -1,0 +1,279 @@
+"""Time decoding methods in turns in one process, and compare them with each other.
+
+    python -m benchmarks.rounds --methods target,upstream:0.7,static:0.7,compiled:static:0.7
+
+Methods are "target", "upstream" (transformers' assisted generation, lossless; batch size 1 only), "upstream:<weight>"
+(its static ensemble) and names of verifiers. The prefix "compiled:" selects static shapes and compilation. A call of
+each method that compiles and warms up is not timed. Figures are medians and quartiles over the turns; ratios are
+paired by turn. A round is a call's seconds, with the prefill, over its number of rounds (of tokens, for the target).
+"""
+
+import argparse
+import copy
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from benchmarks.models import SyntheticVerifier, random_model, shape_names
+from hf_diversed.evaluation.decoder import Method, Sampling, build_methods, encode, eos_ids, left_padded, timed_call
+from hf_diversed.evaluation.table import number, percent
+from hf_diversed.files import write_json
+from hf_diversed.generation.patching import install_hook
+from hf_diversed.generation.warmup import default_compile_config
+from hf_diversed.provenance import provenance
+from hf_diversed.tasks import get_task, load_records
+from hf_diversed.verifiers.names import LOSSLESS, PLAIN
+from hf_diversed.zoo import best_device, load_pair
+
+
+METHODS = "target,upstream,upstream:0.7,lossless,static:0.7"
+COMPILED, UPSTREAM = "compiled:", "upstream"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One timed call: its seconds, rounds and emitted tokens, and the statistics of our loop."""
+
+    seconds: float
+    rounds: int
+    tokens: int
+    stats: Any = None
+
+
+@dataclass
+class Case:
+    """A method at a batch size, with its models and timed runs; `first_seconds` are those of calls that compiled."""
+
+    method: Method
+    batch_size: int
+    target: PreTrainedModel
+    draft: PreTrainedModel
+    runs: list[Run] = field(default_factory=list)
+    first_seconds: list[float] = field(default_factory=list)
+
+
+FIGURES: dict[str, Callable[[Run], float]] = {
+    "seconds": lambda run: run.seconds,
+    "ms_per_round": lambda run: 1e3 * run.seconds / run.rounds,
+    "tokens_per_second": lambda run: run.tokens / run.seconds,
+}
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = arguments_parser()
+    options = parser.parse_args(argv)
+    logging.set_verbosity_error()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    try:
+        report = benchmark(options)
+    except ValueError as error:
+        parser.error(str(error))
+    if options.output is not None:
+        write_json(options.output, report)
+    Console().print(table(report["records"]))
+
+
+def benchmark(options: argparse.Namespace) -> dict[str, Any]:
+    """Time the methods on the embedded pair, a named pair, or models with random weights."""
+    install_hook()
+    random_weights = options.target_config is not None
+    if random_weights != (options.draft_config is not None) or (random_weights and (options.target or options.draft)):
+        raise ValueError("--target-config and --draft-config go together, without --target and --draft.")
+    if options.acceptance is not None and options.temperature == 0:
+        raise ValueError("--acceptance needs a temperature above 0: greedy decoding draws no random numbers.")
+    head = options.head
+    if random_weights:
+        device = options.device or best_device()
+        dtype = getattr(torch, options.dtype or ("bfloat16" if device.startswith("cuda") else "float32"))
+        target, draft = (
+            random_model(config, num_layers=options.num_layers, dtype=dtype, device=device, seed=options.seed + role)
+            for role, config in enumerate((options.target_config, options.draft_config))
+        )
+        ids = min(model.get_input_embeddings().weight.shape[0] for model in (target, draft))
+        generator = torch.Generator().manual_seed(options.seed)
+        prompts = torch.randint(ids, (max(options.batch_sizes), options.context_length), generator=generator).tolist()
+    else:
+        pair = load_pair(options.target, options.draft, options.device, options.dtype)
+        target, draft, head = pair.target, pair.draft, head or pair.heads.get("math")
+        records = load_records(get_task("math"), "test", max(options.batch_sizes), options.seed)
+        prompts = encode(pair.tokenizer, [record["prompt"] for record in records])
+    methods = [build(name, head, target.device, options) for name in options.methods.split(",")]
+    stops = not random_weights and options.acceptance is None
+    cases = [
+        # The target alone keeps the size of its static cache, so each case has its own copy.
+        Case(method, size, _copy(target, stops), _copy(draft, stops))
+        for size in options.batch_sizes
+        for method in methods
+        if size == 1 or not method.upstream
+    ]
+    turns = [(case, turn) for turn in range(options.repeats + 1) for case in cases]
+    for case, turn in tqdm(turns, "benchmark", unit="run", disable=None):
+        found = run(case, prompts[: case.batch_size], options, turn)
+        while turn and found.stats is not None and found.stats.compile.num_compiled:  # a shape of no earlier turn
+            case.first_seconds.append(found.seconds)
+            found = run(case, prompts[: case.batch_size], options, turn)
+        (case.runs if turn else case.first_seconds).append(found if turn else found.seconds)
+    settings = {name: value for name, value in vars(options).items() if name != "output"}
+    source = provenance(options.seed, target.device) | {"benchmark": settings}
+    return {"records": [record(case, cases, options) for case in cases], "provenance": source}
+
+
+def build(name: str, head: Any, device: torch.device, options: argparse.Namespace) -> Method:
+    """Return a method from its name. Raises ValueError for unknown names, and for "compiled:upstream"."""
+    compiled, plain_name = name.startswith(COMPILED), name.removeprefix(COMPILED)
+    kind, _, weight = plain_name.partition(":")
+    if kind == UPSTREAM:
+        if compiled:
+            raise ValueError(f"method {name!r} does not exist: upstream's assisted decoding has no static cache.")
+        return Method(name, upstream=True, ensemble_weight=float(weight) if weight else None)
+    (method,) = build_methods([plain_name], head, device)
+    if method.verifier is not None and options.acceptance is not None:
+        method = replace(method, verifier=SyntheticVerifier(method.verifier, options.acceptance))
+    config = default_compile_config(device, options.backend) if compiled else None
+    return replace(method, label=name, compile_config=config)
+
+
+def run(case: Case, prompts: Sequence[Sequence[int]], options: argparse.Namespace, seed: int) -> Run:
+    """Decode and time one call."""
+    sampling = Sampling(
+        options.temperature, num_assistant_tokens=options.draft_length, max_new_tokens=options.max_new_tokens
+    )
+    target, forwards = case.target, []
+    hook = target.register_forward_hook(lambda *_: forwards.append(1)) if case.method.upstream else None
+    output, rows, seconds = timed_call(
+        target,
+        seed,
+        **left_padded(prompts, target.generation_config.pad_token_id or 0, target.device),
+        **sampling.generate_kwargs(),
+        **case.method.generate_kwargs(case.draft, options.draft_length),
+    )
+    if hook is not None:
+        hook.remove()
+    if case.method.verifier is not None:
+        per_row = output.stats.per_row
+        rounds, tokens = max(row.num_rounds for row in per_row), sum(row.num_emitted for row in per_row)
+        return Run(seconds, rounds, tokens, output.stats)
+    ends = set(eos_ids(target))
+    lengths = [next((i for i, token in enumerate(row, 1) if token in ends), len(row)) for row in rows]
+    return Run(seconds, len(forwards) or max(lengths), sum(lengths))
+
+
+def record(case: Case, cases: Sequence[Case], options: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of a case, and their ratios to the target alone, to lossless decoding and to upstream."""
+    label, others = case.method.label, {(other.method.label, other.batch_size): other for other in cases}
+    weight = label.removeprefix(COMPILED).partition("static:")[2]
+    references = {
+        "target": (PLAIN, case.batch_size),
+        "compiled:target": (COMPILED + PLAIN, case.batch_size),
+        "lossless": ((COMPILED if label.startswith(COMPILED) else "") + LOSSLESS, case.batch_size),
+        "upstream": (f"{UPSTREAM}:{weight}" if weight else UPSTREAM, 1),
+    }
+    stats = [found.stats for found in case.runs if found.stats is not None]
+    drafted, accepted, rounds = (
+        sum(getattr(each, name) for each in stats) for name in ("num_drafted", "num_accepted", "num_rounds")
+    )
+    usual = statistics.median(found.seconds for found in case.runs)
+    return {
+        "method": label,
+        "batch_size": case.batch_size,
+        "num_assistant_tokens": None if case.method.is_plain else options.draft_length,
+        "engine": stats[-1].engine if stats else None,
+        **{name: spread([figure(found) for found in case.runs]) for name, figure in FIGURES.items()},
+        "block_efficiency": sum(found.tokens for found in case.runs) / rounds if rounds else None,
+        "acceptance_rate": accepted / drafted if drafted else None,
+        "ratios": {
+            name: {
+                figure: spread([value(own) / value(other) for own, other in zip(case.runs, others[place].runs)])
+                for figure, value in FIGURES.items()
+            }
+            for name, place in references.items()
+            if place in others and place != (label, case.batch_size)
+        },
+        "compile_seconds": None
+        if case.method.compile_config is None
+        else sum(max(seconds - usual, 0.0) for seconds in case.first_seconds),
+    }
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Return the median and quartiles of at least one value: `{"median": float, "quartiles": [low, high]}`."""
+    if len(values) == 1:
+        return {"median": values[0], "quartiles": [values[0], values[0]]}
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return {"median": median, "quartiles": [low, high]}
+
+
+def _copy(model: PreTrainedModel, stops_at_eos: bool) -> PreTrainedModel:
+    """Return a shallow copy with its own generation config."""
+    twin = copy.copy(model)
+    twin.generation_config = copy.deepcopy(model.generation_config)
+    if not stops_at_eos:
+        twin.generation_config.eos_token_id = None
+        # Upstream masks pads among generated tokens in its draft, so its prefix would differ from ours.
+        twin.generation_config.pad_token_id = None
+    return twin
+
+
+def table(records: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a table of medians, one line per method and batch size."""
+    found = Table(header_style="bold", box=box.SIMPLE, padding=(0, 1, 0, 0), show_edge=False)
+    found.add_column("method", no_wrap=True)
+    headers = ("batch", "accepted", "tokens per\nround", "tokens/s", "ms per\nround", "compile, s")
+    for header in (*headers, "tokens/s\nx target", "round\nx upstream"):
+        found.add_column(header, justify="right")
+    for row in records:
+        ratios = row["ratios"]
+        cells = [str(row["batch_size"]), percent(row["acceptance_rate"]), number(row["block_efficiency"])]
+        cells += [number(row[name]["median"]) for name in ("tokens_per_second", "ms_per_round")]
+        cells.append(number(row["compile_seconds"]))
+        for name, figure in (("target", "tokens_per_second"), ("upstream", "ms_per_round")):
+            cells.append(number(ratios[name][figure]["median"]) if name in ratios else "-")
+        found.add_row(row["method"], *cells)
+    return found
+
+
+def arguments_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.rounds", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--methods", default=METHODS)
+    add("--target", help="Hub id or folder; the embedded pair by default")
+    add("--draft", help="Hub id or folder")
+    add("--head", help='head of "diversed"; by default the embedded math head')
+    add("--target-config", help=f"random weights: a config.json or one of {', '.join(shape_names())}")
+    add("--draft-config", help="the same for the draft model")
+    add("--num-layers", type=int, help="random weights: largest number of layers")
+    add("--acceptance", type=float, help="given acceptance of our methods")
+    add("--batch-sizes", type=_numbers, default=[1, 8])
+    add("--context-length", type=int, default=128, help="prompt tokens, with random weights")
+    add("--draft-length", type=int, default=5, help="draft tokens per round")
+    add("--max-new-tokens", type=int, default=64, help="tokens per row")
+    add("--repeats", type=int, default=7, help="timed turns, after one that compiles and warms up")
+    add("--temperature", type=float, default=1.0, help="0 decodes greedily")
+    add("--seed", type=int, default=0, help="seed of weights and prompts")
+    add("--backend", default="inductor", help="of torch.compile; eager only traces, for trials")
+    add("--threads", type=int, help="CPU threads")
+    add("--device")
+    add("--dtype", choices=("float32", "bfloat16", "float16"))
+    add("--output", type=Path, help="JSON file")
+    return parser
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    main()

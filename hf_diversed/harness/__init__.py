@@ -1,1 +1,0 @@
-"""Decoding of prompts with a pair, shared by the command line, evaluation, benchmark, training and the Space."""
