@@ -1,18 +1,17 @@
-"""Run the embedded pair in a vLLM engine in this process, with or without the plugin, and count its draft tokens.
+"""Run the embedded pair in a vLLM engine in this process, and count its draft tokens.
 
 For `benchmarks/serving.py`; needs the environment of `make vllm`.
 """
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import process_time
 from typing import Any
 
 
-# A single process, so that the engine's objects and CPU time are accessible. vLLM reads these variables on import.
+# A single process, so that the engine's objects are accessible. vLLM reads these variables on import.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -69,7 +68,6 @@ class Engine:
             **(served if settings else {}),
         )
         self.core = self.llm.llm_engine.engine_core.engine_core
-        self.runner = self.core.model_executor.driver_worker.worker.model_runner
         self.eos = self.llm.get_tokenizer().eos_token_id
 
     def complete(
@@ -116,44 +114,3 @@ class Engine:
             yield by_request
         finally:
             del scheduler.update_from_output
-
-    def step_times(self, prompts: Sequence[str], xargs: Mapping[str, Any], steps: int) -> list[float]:
-        """Return CPU seconds of steps that verify draft tokens of every prompt.
-
-        Steps run alternately with and without the plugin, so that both have the same texts and lengths.
-
-        Args:
-            xargs: `vllm_xargs` of every request.
-            steps: number of steps to time; texts continue after EOS.
-        """
-        from vllm import SamplingParams
-
-        params = SamplingParams(temperature=1.0, max_tokens=400, ignore_eos=True, extra_args=dict(xargs))
-        engine, times = self.llm.llm_engine, list[float]()
-        names = [str(number) for number in range(len(prompts))]
-        for name, prompt in zip(names, prompts):
-            engine.add_request(name, prompt, params)
-        engine.step()  # prefill
-        while len(times) < steps and engine.get_num_unfinished_requests() == len(prompts):
-            with nullcontext() if len(times) % 2 == 0 else self._stock():
-                began = process_time()
-                outputs, model_executed = self.core.step_fn()
-                times.append(process_time() - began)
-            self.core.post_step(model_executed=model_executed)
-            engine.output_processor.process_outputs(outputs[0].outputs)
-        engine.abort_request(names)
-        while engine.has_unfinished_requests():
-            engine.step()
-        return times
-
-    @contextmanager
-    def _stock(self) -> Iterator[None]:
-        """Use vLLM's own functions instead of the plugin's within the block, except for the fix on CPUs."""
-        from vllm.v1.sample import rejection_sampler
-
-        ours = self.runner._sample, rejection_sampler.rejection_sample
-        self.runner._sample, rejection_sampler.rejection_sample = (function.__wrapped__ for function in ours)
-        try:
-            yield
-        finally:
-            self.runner._sample, rejection_sampler.rejection_sample = ours

