@@ -88,7 +88,8 @@ def train(
         trainer.train(resume_from_checkpoint=resume)
         trainer.save_model(settings.output_dir)
         trainer.save_state()
-    print(settings.output_dir)
+    if settings.should_save:  # one of several processes
+        print(settings.output_dir)
 
 
 def parse(words: list[str], config: Path | None = None) -> "tuple[TrainArguments, DiversedConfig]":

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from hf_diversed.blocks import Verdict
 from hf_diversed.evaluation.decoder import Decoded, Decoder, Method, Sampling, encode, plan_batches
@@ -54,10 +55,11 @@ class Sampler:
     Args:
         settings: `top_k` and `top_p` should keep the whole vocabulary: with truncation, draft tokens that the target
             excludes are accepted with probability 1 - w.
+        progress: whether several batches are shown by a progress bar on standard error.
     """
 
-    def __init__(self, pair: Pair, settings: Sampling):
-        self.pair, self.settings = pair, settings
+    def __init__(self, pair: Pair, settings: Sampling, progress: bool = False):
+        self.pair, self.settings, self.progress = pair, settings, progress
         self.decoder = Decoder(pair, settings)
 
     def relaxed(
@@ -104,7 +106,9 @@ class Sampler:
         """Yield (indices into `prompts`, their completions) per batch; each batch has its own seed."""
         rows = encode(self.pair.tokenizer, prompts)
         batches = plan_batches([len(row) for row in rows], batch_size or self.settings.batch_size)
-        for number, order in enumerate(batches):
+        hidden = not self.progress or len(batches) < 2
+        bar = tqdm(batches, f"{method.label} completions", unit="batch", leave=False, disable=hidden)
+        for number, order in enumerate(bar):
             yield order, self.decoder(method, [rows[index] for index in order], seed + number, **kwargs)
 
     def read_rollouts(self, records: TokenRecords, stats: SpeculativeStats) -> Rollouts:

@@ -143,7 +143,8 @@ class DiversedTrainer(Trainer):
             batch_size=args.generation_batch_size,
             stop_strings=tuple(stop_strings),
         )
-        self.sampler = Sampler(Pair(target, draft, tokenizer), settings)
+        shown = not args.disable_tqdm and args.process_index == 0
+        self.sampler = Sampler(Pair(target, draft, tokenizer), settings, progress=shown)
         self.acceptance_model = TokenAcceptance() if head.needs_token else MixtureAcceptance()
         self.options: dict[str, Any] = {}
         self.batch: _Batch | None = None

@@ -179,6 +179,17 @@ def test_batches_without_draft_tokens_are_joined():
     assert rollouts.inputs["features"].shape == (0, 8)
 
 
+def test_progress_of_several_batches(capsys):
+    """Catches minutes of silence while the target's own completions are drawn, and a bar for every small batch."""
+    sampler = make_sampler(batch_size=1)
+    sampler.lossless(PROMPTS, seed=0)
+    sampler.progress = True
+    sampler.lossless(PROMPTS[:1], seed=0)
+    assert capsys.readouterr().err == ""
+    sampler.lossless(PROMPTS, seed=0)
+    assert "lossless completions" in capsys.readouterr().err
+
+
 def test_seed_decides():
     """Catches rollouts that depend on the global random state, which a resumed run does not share, or change it."""
     sampler = make_sampler()
