@@ -213,16 +213,21 @@ def evaluate(
     by_label = {method.label: method for method in built}
     # All methods on one batch, then the next batch: a change in machine load affects all of them.
     calls = sorted(results.missing(by_label), key=lambda key: key[1:])
+    labels = dict.fromkeys(label for label, _, _ in calls)
     if calls:
-        longest = prompts[batches[-1][0]]
-        for label in dict.fromkeys(call[0] for call in calls):  # the first call is slow, and an invalid one fails
-            decoder(by_label[label], [longest], 0, max_new_tokens=min(_WARM_UP_TOKENS, header["max_new_tokens"]))
+        longest, few = [prompts[index] for index in batches[-1]], min(_WARM_UP_TOKENS, header["max_new_tokens"])
+        for label in labels:  # the first call is slow, and an invalid one fails
+            decoder(by_label[label], longest[:1], 0, max_new_tokens=few)
     session = {"provenance": provenance(settings.seed, pair.target.device)}
     if folder is not None:
         _open(folder, header, overwrite, [session] if calls else [])
     if calls:
         results.sessions.append(session["provenance"])
     words = f"{task.name} at temperature {settings.temperature:g}"
+    if calls and settings.progress:
+        timed = {label: decoder(by_label[label], longest, 0, max_new_tokens=few).seconds for label in labels}
+        seconds = sum(timed[label] for label, _, _ in calls) * header["max_new_tokens"] / few
+        print(f"{words}: {len(calls)} calls, at most about {_duration(seconds)}", file=sys.stderr, flush=True)
     interval = 0.1 if sys.stderr.isatty() else 30.0
     for label, batch, sample in tqdm(calls, words, unit="call", disable=not settings.progress, mininterval=interval):
         indices = batches[batch]
@@ -252,6 +257,13 @@ def evaluate(
         write_json(folder / REPORT, {"records": records, "provenance": source})
     _warn_about_cut_off_answers(records)
     return records
+
+
+def _duration(seconds: float) -> str:
+    """Return "8 s", "3 min" or "2.5 h"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _open(folder: Path, header: dict, overwrite: bool, sessions: list[dict]) -> None:
