@@ -171,12 +171,6 @@ class RaggedCache(Cache):
         if self._real is not None:
             self._real = self._real[rows]
 
-    def add_rows(self, count: int) -> None:
-        """Append rows to keys and values, up to `count`. Columns so far are masked padding: copies of other rows."""
-        for layer in self.layers:
-            if layer.is_initialized:
-                layer.keep(torch.arange(count, device=layer.keys.device) % len(layer.keys))
-
     def _recurrent_states(self) -> list[tuple[dict[int, torch.Tensor | None], int]]:
         """Return each recurrent and convolution state as a dict and the key of the state, `[B, ...]`, in it."""
         layers = [layer for layer in self.layers if isinstance(layer, RecurrentLayer)]
@@ -199,17 +193,17 @@ class RaggedCache(Cache):
     def mask(self, columns: torch.Tensor, dtype: torch.dtype) -> Masks:
         """Return `block_masks` of the open block over the visible columns, and the mask of recurrent layers.
 
-        The latter is bool `[N, Q]`, False at padding, and None for blocks after the prompt.
+        The latter is bool `[B, Q]`, False at padding, and None for blocks after the prompt.
 
         Args:
-            columns: long `[N, Q]`, of the first N rows; see `open`.
+            columns: long `[B, Q]`; see `open`.
         """
-        real = None if self._real is None else self._real[: len(columns), :, : self.window.visible]
+        real = None if self._real is None else self._real[:, :, : self.window.visible]
         masks = block_masks(columns, self._columns[: self.window.visible], real, self.windows, dtype)
         if self._has_recurrent_states and isinstance(masks, dict):
             token_mask = None
             if self._real is not None and self.window.start < self._prompt_length:
-                token_mask = self._real[: len(columns), 0].gather(1, columns)
+                token_mask = self._real[:, 0].gather(1, columns)
             return {**masks, "linear_attention": token_mask, "conv": token_mask}
         return masks
 

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ from torch import nn
 from torch.nn.modules import module as _module
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.distributed.fsdp import is_fsdp_managed_module
-from transformers.generation import logits_process as lp
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 from hf_diversed import _compat
@@ -332,40 +330,26 @@ _LIBRARIES = {
     *("torch", "transformers", "peft", "accelerate", __package__),
     *("bitsandbytes", "torchao", "compressed_tensors", "gptqmodel", "hqq", "liger_kernel", "optimum"),
 }
-_FUNCTION_TYPES = (types.FunctionType, types.MethodType, functools.partial)
 
 
-def is_library_code(thing: object) -> bool:
-    """Whether an object runs no code of the user, which may keep tensors, change its inputs or index rows.
+def has_user_code(model: nn.Module) -> bool:
+    """Whether a model has modules, forward hooks or replaced forwards of the user, which may index rows."""
+    return not all(map(is_library_code, [*model.modules(), *_forward_hooks(model)]))
 
-    Its class and methods must be from a known library, including methods replaced on the class or the instance. For a
-    model, this holds for all its modules, their hooks and the global hooks.
-    """
-    if isinstance(thing, lp.PrefixConstrainedLogitsProcessor):  # calls a function of the user
-        return False
-    objects: list[Any] = list(thing.modules()) if isinstance(thing, nn.Module) else [thing]
-    parts: list[Any] = [*map(type, objects), *class_functions(thing)]
-    parts += [
-        part
-        for each in objects
-        for part in getattr(each, "__dict__", {}).values()
-        if isinstance(part, _FUNCTION_TYPES)
-    ]
-    if isinstance(thing, nn.Module):
-        parts += _forward_hooks(thing)
-        for module in objects:
-            # A replaced forward may be any callable, and accelerate leaves the previous one.
-            parts += [part for name in ("forward", "_old_forward") if (part := vars(module).get(name)) is not None]
-            if (hook := vars(module).get("_hf_hook")) is not None:
-                parts += [hook, *getattr(hook, "hooks", ())]
-    return all(map(_is_of_library, {id(part): part for part in parts}.values()))
+
+def is_library_code(part: Any) -> bool:
+    """Whether a function, or the class of another object, is defined in a known library."""
+    part = part.func if isinstance(part, functools.partial) else part
+    module = (part if inspect.isroutine(part) else type(part)).__module__
+    return (module or "").partition(".")[0] in _LIBRARIES
 
 
 def _forward_hooks(model: nn.Module) -> list[Callable]:
-    """Return the forward hooks of all modules and the global ones."""
+    """Return the forward hooks of all modules, the global ones, and forwards that replace a module's own."""
     hooks = [*_module._global_forward_pre_hooks.values(), *_module._global_forward_hooks.values()]
     for module in model.modules():
         hooks += [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+        hooks += [vars(module)["forward"]] if "forward" in vars(module) else []
     return hooks
 
 
@@ -386,19 +370,6 @@ def class_functions(*things: object) -> list[types.FunctionType]:
     return found
 
 
-def _is_of_library(part: Any) -> bool:
-    """Whether a class, function or callable object is defined in a known library, and so is a function in it."""
-    part = part.func if isinstance(part, functools.partial) else part
-    part = part.__func__ if isinstance(part, types.MethodType) else part
-    names = {getattr(part, "__module__", None) or ""}
-    if isinstance(part, types.FunctionType):
-        # `functools.wraps` copies `__module__` to a wrapper that is defined elsewhere, and decorators of the standard
-        # library, such as `contextmanager`, wrap functions of libraries.
-        names.add(part.__globals__.get("__name__") or "")
-        names -= sys.stdlib_module_names
-    return {name.partition(".")[0] for name in names} <= _LIBRARIES
-
-
 def recording_view(model: PreTrainedModel) -> PreTrainedModel:
     """Return a view of a model for forwards with hidden states. Upstream installs hooks for them on the view only.
 
@@ -407,7 +378,7 @@ def recording_view(model: PreTrainedModel) -> PreTrainedModel:
     it has hooks of the user, which may compare their module with those of the model.
     """
     is_bound = any("forward" in vars(module) for module in model.modules())
-    if is_bound or not all(map(_is_of_library, _forward_hooks(model))):
+    if is_bound or not all(map(is_library_code, _forward_hooks(model))):
         return model
     return _view(model)
 

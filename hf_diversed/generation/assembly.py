@@ -63,17 +63,14 @@ class Parts:
     @cached_property
     def keep_rows(self) -> bool:
         """Whether models process all rows in their order, because code of the user in them may index rows."""
-        models = [each for each in (self.request.model, self.draft) if each is not None]
-        return not all(map(model_facts.is_library_code, models))
+        return any(model_facts.has_user_code(each) for each in (self.request.model, self.draft) if each is not None)
 
     @cached_property
     def only_library_code(self) -> bool:
-        """Whether no user code receives tensors of the loop."""
+        """Whether no user code runs between the rounds of a call."""
         request = self.request
         used = [*self.verifier.components(), *request.processors, *request.criteria]
-        drafting = (*self.generators, request.assistant_model) if self.generators else ()
-        others = self.random_source, request.streamer, *drafting
-        used += [each for each in others if each is not None]
+        used += [each for each in (self.random_source, request.streamer) if each is not None]
         return not self.keep_rows and all(map(model_facts.is_library_code, used))
 
     def engine(self) -> EagerEngine:

@@ -10,9 +10,6 @@ from hf_diversed.cache import Masks, RaggedCache
 from hf_diversed.generation.rows import PerRow, RaggedRows
 
 
-MIN_SKIPPED_PADDING = 512  # padding tokens that an extra forward of the prefill must skip
-
-
 class RaggedModel:
     """A model with its cache, masks and positions; `RecurrentModel` is for models with recurrent states.
 
@@ -54,8 +51,6 @@ class RaggedModel:
         self._positions, self._prompt_length = position_ids.to(self.device), position_ids.shape[1]
         real = None if self._prompt_mask is None else self._prompt_mask.bool()
         self._cache = RaggedCache(model_facts.num_layers(model), limit, real, model_facts.mask_windows(model), states)
-        # With a rotary limit, the highest position of a forward determines how it rotates all keys.
-        self._may_join = not (keep_rows or states) and model_facts.rotary_limit(model) is None
         self._logits_to_keep = model_facts.logits_to_keep(model)
         self._skip_router_logits = bool(getattr(model_facts.text_config(model), "output_router_logits", False))
 
@@ -72,43 +67,25 @@ class RaggedModel:
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
         """Fill the cache with prompt ids (long `[B, N]`, N may be 0). Without `keep_rows`, equal prompts share a row.
 
-        Columns in which rows have only padding are skipped where that saves `MIN_SKIPPED_PADDING` tokens. The model
-        expands the 2D mask itself, except where `_needs_4d_mask`.
+        The model expands the 2D mask itself, except where `_needs_4d_mask`.
         """
         length = input_ids.shape[1]
         input_ids, positions, prompt_mask = input_ids.to(self.device), self.positions(length), self._prompt_mask
-        compared = [input_ids, positions[:, :length], *([] if prompt_mask is None else [prompt_mask])]
-        if self._keep_rows or len(positions) == 1:
-            firsts = group_of_row = list(range(len(positions)))
-        else:
+        firsts = group_of_row = list(range(len(positions)))
+        if len(positions) > 1 and not self._keep_rows:
+            compared = [input_ids, positions[:, :length], *([] if prompt_mask is None else [prompt_mask])]
             firsts, group_of_row = group_equal_rows(torch.cat(compared, dim=1).tolist())
-        starts = self._first_columns(length)
-        chosen = sorted(firsts, key=starts.__getitem__)
-        joins = plan_joins([starts[row] for row in chosen], length)
-        if len(joins) == 1:
-            chosen = firsts
-        if chosen != list(range(len(positions))):
-            index = torch.tensor(chosen, device=self.device)
+        if len(firsts) < len(group_of_row):
+            index = torch.tensor(firsts, device=self.device)
             input_ids, positions = input_ids[index], positions[index]
             prompt_mask = None if prompt_mask is None else prompt_mask[index]
             self._cache.keep(index)
         width = chunk_size or max(length, 1)
-        for begin, end, count in joins:
-            if begin:
-                self._cache.add_rows(count)
-            padding = None if prompt_mask is None else prompt_mask[:count]
-            for start in range(begin, end, width):
-                stop = min(start + width, end)
-                self.prefill_columns(input_ids[:count, start:stop], positions[:count, start:stop], padding, start)
-        back = [chosen.index(firsts[group]) for group in group_of_row]
-        if back != list(range(len(back))):
-            self._cache.keep(torch.tensor(back, device=self.device))
-
-    def _first_columns(self, length: int) -> list[int]:
-        """Return the column of each row's first token, at most `length` - 1; 0 if its padding must not be skipped."""
-        if self._prompt_mask is None or not self._may_join:
-            return [0] * len(self._positions)
-        return (self._prompt_mask != 0).long().argmax(dim=1).clamp_max(max(length - 1, 0)).tolist()
+        for start in range(0, length, width):
+            stop = min(start + width, length)
+            self.prefill_columns(input_ids[:, start:stop], positions[:, start:stop], prompt_mask, start)
+        if len(firsts) < len(group_of_row):
+            self._cache.keep(torch.tensor(group_of_row, device=self.device))
 
     def prefill_columns(
         self, tokens: torch.Tensor, positions: torch.Tensor, prompt_mask: torch.Tensor | None, start: int
@@ -173,25 +150,6 @@ def group_equal_rows(rows: list[list[int]]) -> tuple[list[int], list[int]]:
     groups: dict[tuple[int, ...], int] = {}
     group_of_row = [groups.setdefault(tuple(row), len(groups)) for row in rows]
     return [group_of_row.index(group) for group in range(len(groups))], group_of_row
-
-
-def plan_joins(starts: list[int], length: int) -> list[tuple[int, int, int]]:
-    """Split the columns of a prefill into ranges. A row is processed from the range with its first token, or earlier.
-
-    Args:
-        starts: the column of each row's first token, ascending.
-        length: number of columns.
-
-    Returns:
-        First column, end, and number of rows of each range.
-    """
-    joins: list[tuple[int, int, int]] = []
-    begin = 0
-    for row, column in enumerate(starts):
-        if row and (column - begin) * (len(starts) - row) >= MIN_SKIPPED_PADDING:
-            joins.append((begin, column, row))
-            begin = column
-    return [*joins, (begin, length, len(starts))]
 
 
 def run_model(

@@ -9,7 +9,7 @@ import torch
 
 from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, diversed_decoding, model_facts
 from hf_diversed.engines.static import StaticEngine
-from hf_diversed.generation import decoding, ragged_model, recurrent_model
+from hf_diversed.generation import decoding, recurrent_model
 from hf_diversed.generation.recurrent_model import open_model
 from hf_diversed.generation.rows import PerRow, RaggedRows
 from tests import versions
@@ -93,9 +93,8 @@ def test_lossless_greedy_is_plain_generate(target, gamma, length, batch_size):
 
 
 @pytest.mark.parametrize(("batch_size", "prefill_chunk_size"), [(3, 1), (7, None)])
-def test_batches_are_plain_generate(target, batch_size, prefill_chunk_size, monkeypatch):
+def test_batches_are_plain_generate(target, batch_size, prefill_chunk_size):
     """Catches padding in a state, states of other rows, and rows that keep the states of rows removed before them."""
-    monkeypatch.setattr(ragged_model, "MIN_SKIPPED_PADDING", 1)
     inputs = batch(batch_size)
     text = plain(target, **inputs)
     ends = {"eos_token_id": text[: batch_size // 2, 14].tolist(), "pad_token_id": PAD}  # after six tokens

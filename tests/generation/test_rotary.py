@@ -8,7 +8,6 @@ import pytest
 import torch
 import transformers as tf
 
-from hf_diversed.generation import ragged_model
 from tests.tiny import PAD, VOCAB_SIZE, ragged_batch, sharpen, tiny_draft
 
 
@@ -62,14 +61,3 @@ def test_batches_beyond_the_limit_are_supported():
     ids[ids == PAD] = 5
     call = {"do_sample": False, "max_new_tokens": 12}
     assert torch.equal(lossless(target, ids, **call), target.generate(ids, **call))
-
-
-def test_padding_is_not_skipped_beyond_the_limit(monkeypatch):
-    """Catches a forward over the first columns only, which rotates their keys with the short factors."""
-    monkeypatch.setattr(ragged_model, "MIN_SKIPPED_PADDING", 1)
-    target, inputs = model("longrope"), ragged_batch(2, LIMIT + 10)
-    inputs["input_ids"][inputs["attention_mask"] == 0] = 5
-    inputs["attention_mask"][:] = 1
-    inputs["input_ids"][1, :8], inputs["attention_mask"][1, :8] = PAD, 0
-    call = {**inputs, "do_sample": False, "max_new_tokens": 12}
-    assert torch.equal(lossless(target, **call), target.generate(**call))
