@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.served import STOP, Server, acceptance, running, start, stop
 from embedded.export import export_demo_pair
 from hf_diversed import DiversedHead, DiversedHeadConfig, load_demo_pair
 from hf_diversed.evaluation.decoder import Decoder, Sampling, build_methods, encode
 from hf_diversed.tasks import TASKS, load_records
 from tests.vllm.checkpoints import export_medusa
+from tests.vllm.served import STOP, Server, acceptance, running, start, stop
 
 
 PROBLEMS = int(os.environ.get("VLLM_PROBLEMS", "60"))
