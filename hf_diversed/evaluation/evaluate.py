@@ -216,8 +216,9 @@ def evaluate(
     labels = dict.fromkeys(label for label, _, _ in calls)
     if calls:
         longest, few = [prompts[index] for index in batches[-1]], min(_WARM_UP_TOKENS, header["max_new_tokens"])
+        first = prompts[batches[calls[0][1]][0]]
         for label in labels:  # the first call is slow, and an invalid one fails
-            decoder(by_label[label], longest[:1], 0, max_new_tokens=few)
+            decoder(by_label[label], [first], 0, max_new_tokens=few)
     session = {"provenance": provenance(settings.seed, pair.target.device)}
     if folder is not None:
         _open(folder, header, overwrite, [session] if calls else [])
@@ -252,8 +253,8 @@ def evaluate(
     others = [label for label in results.labels() if label not in by_label and not results.missing([label])]
     records = summarize(results, [*by_label, *others])
     if folder is not None:
-        first, *more = results.sessions or [session["provenance"]]
-        source = first | {"evaluation": header, "methods": results.definitions(), "sessions": more}
+        measured, *more = results.sessions or [session["provenance"]]
+        source = measured | {"evaluation": header, "methods": results.definitions(), "sessions": more}
         write_json(folder / REPORT, {"records": records, "provenance": source})
     _warn_about_cut_off_answers(records)
     return records
