@@ -40,6 +40,11 @@ class Spread:
     high: float
     count: int
 
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Return the median and range of at least one measurement."""
+        return cls(median(values), min(values), max(values), len(values))
+
 
 @dataclass
 class Run:

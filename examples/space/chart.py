@@ -49,10 +49,11 @@ def build_front(records: list[dict]) -> Front:
     """Group records by method, at the draft length with the most methods: others have only "static"."""
     lengths = [record["num_assistant_tokens"] for record in records]
     gamma = max(dict.fromkeys(lengths), key=lengths.count)
+    records = [record for record in records if record["num_assistant_tokens"] == gamma]
     found: dict[str, list[Point]] = {}
     for record in records:
         name, parameter = family(record["method"])
-        if record["num_assistant_tokens"] == gamma and record["acceptance_rate"] is not None:
+        if record["acceptance_rate"] is not None:
             point = Point(
                 1.0 if name == "lossless" else parameter or 0.0, record["acceptance_rate"], record["quality"]
             )

@@ -11,12 +11,11 @@ from transformers import PreTrainedModel
 
 from hf_diversed import model_facts
 from hf_diversed.generation import checks
-from hf_diversed.generation.options import Options
+from hf_diversed.generation.options import ARGUMENTS, Options
 from hf_diversed.generation.patching import install_hook
 from hf_diversed.generation.request import AttachedOptions, check_head_and_verifier, resolve_verifier
 from hf_diversed.head import DiversedHead
 from hf_diversed.verifiers import Verifier
-from hf_diversed.verifiers.base import ARGUMENTS
 
 
 class Attachment:

@@ -10,11 +10,10 @@ from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 from hf_diversed import _compat, model_facts
 from hf_diversed.generation import checks
 from hf_diversed.generation.attachment import attached_to
-from hf_diversed.generation.options import Options
+from hf_diversed.generation.options import ARGUMENTS, Options
 from hf_diversed.generation.planning import diversed_decoding
 from hf_diversed.generation.processing import stop_criterion
 from hf_diversed.generation.request import DRAFT_MODES, STOPPING_SETTINGS, Arguments, AttachedOptions
-from hf_diversed.verifiers.base import ARGUMENTS
 
 
 def dispatch(original, stock: inspect.Signature, model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]):

@@ -16,11 +16,10 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.streamers import BaseStreamer
 
 from hf_diversed import _compat, model_facts
-from hf_diversed.generation.options import Options
+from hf_diversed.generation.options import ARGUMENTS, Options
 from hf_diversed.head import DiversedHead, load_head
 from hf_diversed.sampling import RandomSource
 from hf_diversed.verifiers import DiversedVerifier, Verifier, build_verifier
-from hf_diversed.verifiers.base import ARGUMENTS
 
 
 # Sources of draft tokens other than a draft model.

@@ -30,8 +30,6 @@ SETTINGS = {
     ),
 }
 LIMITS = tuple(name for name in SETTINGS if name != "strictness")
-# Their names as arguments of `generate` and `attach`, and in generation configs.
-ARGUMENTS = {name: f"diversed_{name}" for name in SETTINGS}
 _DECISIONS = {"__call__", "emitted_probs", "weights"}  # methods that determine which tokens are emitted
 
 

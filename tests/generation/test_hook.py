@@ -8,7 +8,7 @@ import torch
 from transformers import GenerationConfig, GenerationMixin
 
 import hf_diversed
-from hf_diversed.verifiers.base import ARGUMENTS
+from hf_diversed.generation.options import ARGUMENTS
 from tests.tiny import PAD, SAMPLED, ragged_batch
 
 
