@@ -85,7 +85,7 @@ def test_prefill_is_shared_without_a_change(run, tmp_path, monkeypatch, batch_si
     methods, folder = [LOSSLESS, "lenience:0.3", "static:0.5"], tmp_path / "out" / "gsm8k" / "part-0"
     options = ("--methods", ",".join(methods), "--batch-size", batch_size)
     run(*options)
-    # The target and the draft: one prompt for the warm-up, the longest batch for the estimate, and both single prompts.
+    # The target and the draft: one prompt to warm up, the longest batch for the estimate, and both single prompts.
     assert len(forwards) == {"1": 8, "2": 4}[batch_size]
     entries = read_results(folder).entries
     shared = {key: entry["rows"] for key, entry in entries.items()}
