@@ -17,7 +17,7 @@ from hf_diversed.generation.patching import install_hook, uninstall_hook
 
 if TYPE_CHECKING:
     from hf_diversed.engines.compiling import clear_compiled
-    from hf_diversed.generation.attachment import attach, detach
+    from hf_diversed.generation.attachment import attach
     from hf_diversed.generation.planning import diversed_decoding
     from hf_diversed.generation.recording import RoundStreamer, record_stats
     from hf_diversed.generation.warmup import warmup
@@ -69,7 +69,6 @@ __all__ = [
     "__version__",
     "attach",
     "clear_compiled",
-    "detach",
     "diversed_decoding",
     "install_hook",
     "load_demo_pair",
@@ -81,7 +80,7 @@ __all__ = [
 _HOMES = {
     "hf_diversed.engines.compiling": ("clear_compiled",),
     "hf_diversed.generation.planning": ("diversed_decoding",),
-    "hf_diversed.generation.attachment": ("attach", "detach"),
+    "hf_diversed.generation.attachment": ("attach",),
     "hf_diversed.generation.recording": ("RoundStreamer", "record_stats"),
     "hf_diversed.head": ("DiversedHead", "DiversedHeadConfig"),
     "hf_diversed.outputs": ("GenerateDiversedOutput", "SpeculativeStats"),

@@ -244,7 +244,8 @@ class Decoder:
             return Decoded([row[: self._plain_length(row)] for row in rows], seconds)
         if method.verifier is None:
             raise ValueError(
-                f"a draft model is attached to the target, so {method.label!r} is not plain decoding; detach it first."
+                f"a draft model is attached to the target, so {method.label!r} is not plain decoding; "
+                "leave the block of `with attach(...)` first."
             )
         assert output.stats is not None
         tokens = [row[: stats.num_emitted] for row, stats in zip(rows, output.stats.per_row)]

@@ -286,7 +286,7 @@ def test_prompts_beyond_learned_positions_are_refused(architecture, tmp_path):
 
 
 def test_an_attached_draft_model_is_refused_for_plain_decoding(pair):
-    with attach(pair.target, pair.draft, verifier="static:0.0"), pytest.raises(ValueError, match="detach"):
+    with attach(pair.target, pair.draft, verifier="static:0.0"), pytest.raises(ValueError, match="leave the block"):
         evaluate(pair, LetterTask(), examples(4), ["target"], settings())
 
 

@@ -189,6 +189,11 @@ def refused(call, *words, error=ValueError, patch=None):
     return pytest.param(call, words, error, patch, id="-".join(words[:2]))
 
 
+def attach(*args, **kwargs):
+    """Return a function that enters the block of an attachment."""
+    return lambda: hf_diversed.attach(*args, **kwargs).__enter__()
+
+
 def as_target_and_draft(make, *words):
     yield refused(lambda: BENCH.generate(make()), "target", *words)
     yield refused(lambda: BENCH.generate(assistant_model=make()), "draft", *words)
@@ -406,19 +411,17 @@ REFUSED = [
         for value in (0, -1, 2.5, True)
     ),
     # attach checks what it can at once
-    refused(lambda: hf_diversed.attach(t5(), BENCH.draft, BENCH.head), "target; encoder-decoder"),
-    refused(lambda: hf_diversed.attach(BENCH.target, t5(), BENCH.head), "draft; encoder-decoder"),
-    refused(lambda: hf_diversed.attach(BENCH.target, BENCH.draft), "diversed_head=; verifier="),
+    refused(attach(t5(), BENCH.draft, BENCH.head), "target; encoder-decoder"),
+    refused(attach(BENCH.target, t5(), BENCH.head), "draft; encoder-decoder"),
+    refused(attach(BENCH.target, BENCH.draft), "diversed_head=; verifier="),
     refused(
-        lambda: hf_diversed.attach(BENCH.target, BENCH.draft, LosslessVerifier()),
+        attach(BENCH.target, BENCH.draft, LosslessVerifier()),
         "pass it as verifier",
         error=TypeError,
     ),
+    refused(attach(BENCH.target, BENCH.draft, BENCH.head, verifier=LosslessVerifier()), "exactly one"),
     refused(
-        lambda: hf_diversed.attach(BENCH.target, BENCH.draft, BENCH.head, verifier=LosslessVerifier()), "exactly one"
-    ),
-    refused(
-        lambda: hf_diversed.attach(BENCH.target, BENCH.draft, BENCH.head, strictness=0.5),
+        attach(BENCH.target, BENCH.draft, BENCH.head, strictness=0.5),
         "attach; unknown settings ['strictness']; diversed_strictness",
         error=TypeError,
     ),
