@@ -44,5 +44,5 @@ class Options:
 
     def head_settings(self) -> dict[str, Any]:
         """Return the given settings of a head, by their names in `DiversedVerifier`."""
-        given = self.given()
-        return {setting: given[name] for setting, name in ARGUMENTS.items() if name in given}
+        given = {name: value for name, value in self.given().items() if name != "diversed_head"}
+        return {name.removeprefix("diversed_"): given[name] for name in given if name.startswith("diversed_")}
