@@ -32,7 +32,7 @@ from hf_diversed.generation.options import (
     DEFAULT_NUM_ASSISTANT_TOKENS,
     MAX_CONFIDENT_TOKENS,
 )
-from hf_diversed.generation.processing import BlockProcessor, StopTracker
+from hf_diversed.generation.processing import BlockProcessor, StopTracker, check_processors
 from hf_diversed.generation.recording import Recorder
 from hf_diversed.generation.request import STOPPING_SETTINGS, Request
 from hf_diversed.generation.rows import RaggedRows
@@ -176,6 +176,7 @@ def plan(request: Request) -> Plan:
         _compat.pad_token_id(config),
         readable=model_facts.readable_columns(request.model, prompt_positions(request)),
     )
+    check_processors(request.processors, rows, model_facts.vocab_size(request.model))
     parts = Parts(
         request=request,
         draft=draft,

@@ -76,6 +76,45 @@ class BlockProcessor:
         return result
 
 
+def check_processors(processors: Iterable[LogitsProcessor], rows: RaggedRows, vocab_size: int) -> None:
+    """Raise ValueError for processors that count their calls: call those that may keep state twice on the prompts.
+
+    The results must be equal, and numbers among a processor's attributes must be the same after both calls. State in
+    lists and other objects is not compared. An error of the first call is not caught: plain `generate` raises it, too.
+    """
+    scores = torch.linspace(0, 1, vocab_size, dtype=torch.float32, device=rows.ids.device).repeat(len(rows.ids), 1)
+    for processor in processors:
+        if type(processor) in _compat.POINTWISE_PROCESSORS | _compat.ROWWISE_PROCESSORS:  # without state and user code
+            continue
+        attributes = getattr(processor, "__dict__", {})
+        before, fault, cause = attributes.copy(), "", None
+        first = processor(rows.view(rows.prompt_length, rows.lengths), scores.clone()).clone()
+        numbers = _plain_numbers(attributes)
+        try:
+            second = processor(rows.view(rows.prompt_length, rows.lengths), scores.clone())
+        except Exception as error:
+            fault, cause = f"raises {type(error).__name__}", error
+        else:
+            changed = [name for name, value in _plain_numbers(attributes).items() if numbers.get(name) != value]
+            if changed:
+                fault = f"changes its attribute {changed[0]!r}"
+            elif not torch.allclose(first, second, atol=1e-5, equal_nan=True):
+                fault = "returns other scores"
+        if fault:
+            attributes.clear()
+            attributes.update(before)
+            raise ValueError(
+                f"{type(processor).__name__} {fault} when it is called twice on the same ids. With a verifier, logits "
+                "processors are called several times per round, also on draft tokens that are rejected later, so a "
+                'processor must be a function of input_ids; see "Constrained decoding" in docs/extending.md.'
+            ) from cause
+
+
+def _plain_numbers(attributes: dict) -> dict[str, int | float]:
+    """Return the attributes that are integers, floats or booleans."""
+    return {name: value for name, value in attributes.items() if isinstance(value, (int, float))}
+
+
 def _until_eos(rows: RaggedRows, offset: int, counts: list[int]) -> list[int]:
     """Return how many of `counts` positions per row follow a text without a drafted EOS; later ones are not used."""
     width = offset + max(counts) - 1  # draft tokens before the last position

@@ -280,6 +280,41 @@ class CommonPrefix(tf.LogitsProcessor):
         return scores
 
 
+class Counting(tf.LogitsProcessor):
+    """Counts its calls, and forces a token in the third one."""
+
+    calls = 0
+
+    def __call__(self, input_ids, scores):
+        self.calls += 1
+        return scores.index_fill(1, torch.tensor([7]), 1e4) if self.calls == 3 else scores
+
+
+def test_a_refused_processor_is_as_it_was(pair):
+    """Catches numbers that the check leaves behind, with which plain `generate` would return another text."""
+    inputs, counting = tiny.ragged_batch(2, PROMPT), Counting()
+    with pytest.raises(ValueError, match="Counting changes its attribute 'calls'"):
+        relaxed(pair, inputs, **one(counting))
+    expected = run(pair[0], inputs, **one(Counting())).sequences
+    assert expected[0, PROMPT + 2] == 7
+    assert torch.equal(run(pair[0], inputs, **one(counting)).sequences, expected)
+
+
+def test_processors_are_called_twice_on_the_prompts_first(pair):
+    """Catches a check of single rows, of other ids than the prompts, and of scores of another width."""
+    calls = []
+
+    def recording(input_ids, scores):
+        calls.append((input_ids, scores.shape))
+        return scores.log_softmax(dim=-1)
+
+    inputs = tiny.ragged_batch(4, PROMPT)
+    relaxed(pair, inputs, **one(recording))
+    for ids, shape in calls[:2]:
+        assert torch.equal(ids, inputs["input_ids"])
+        assert shape == (4, tiny.VOCAB_SIZE)
+
+
 @pytest.mark.parametrize("eos_token_id", [None, 1])
 def test_a_processor_may_keep_its_input(pair, eos_token_id):
     """Catches a prefix whose memory is overwritten by later draft tokens, and rows that are not contiguous."""

@@ -177,6 +177,40 @@ def few_positions():
     return tf.GPT2LMHeadModel(config).eval()
 
 
+class Budget(tf.LogitsProcessor):
+    """Forces a token in its sixth call."""
+
+    calls = 0
+
+    def __call__(self, input_ids, scores):
+        self.calls += 1
+        return scores.index_fill(1, torch.tensor([5]), 1e4) if self.calls == 6 else scores
+
+
+class Alternating(tf.LogitsProcessor):
+    """Changes its scores with every call, and counts in a list."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, input_ids, scores):
+        self.calls.append(input_ids)
+        return scores * (1.0 + len(self.calls) % 2)
+
+
+class OneByOne(Alternating):
+    """Expects one new token per call."""
+
+    def __call__(self, input_ids, scores):
+        assert not self.calls or self.calls[-1].shape[1] + 1 == input_ids.shape[1]
+        self.calls.append(input_ids)
+        return scores
+
+
+def random_allowed(batch_id, ids):
+    return torch.randperm(tiny.VOCAB_SIZE)[:30].tolist()
+
+
 MISSING = object()
 AXES = torch.arange(1, 4)[:, None, None]  # factors that make positions differ per axis
 BENCH = Bench()
@@ -285,6 +319,20 @@ REFUSED = [
     refused(
         generate(watermarking_config=tf.SynthIDTextWatermarkingConfig(keys=[1, 2], ngram_len=3)),
         "SynthID; counts its calls; Drop one",
+    ),
+    *(
+        refused(
+            lambda cls=cls: BENCH.generate(logits_processor=tf.LogitsProcessorList([cls()])),
+            f"{cls.__name__} {fault}; must be a function of input_ids; docs/extending.md",
+        )
+        for cls, fault in (
+            (Budget, "changes its attribute 'calls'"),
+            (Alternating, "returns other scores"),
+            (OneByOne, "raises AssertionError"),
+        )
+    ),
+    refused(
+        generate(prefix_allowed_tokens_fn=random_allowed), "PrefixConstrainedLogitsProcessor returns other scores"
     ),
     *(
         refused(
