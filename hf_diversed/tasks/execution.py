@@ -7,7 +7,7 @@ pipe. `sys.exit(0)`, a crash and the timeout are failures, whatever the program 
 
 Limits: the tests run in the process of the program, as in the published harnesses of MBPP and HumanEval. A program
 that redefines `==` for the objects that it returns, or that searches its own memory for the token, can pass wrongly.
-If the caller is root, programs run as the user nobody, and share its limit of processes.
+If the caller is root, programs run as the unprivileged user 65534, and share its limit of processes.
 """
 
 import functools

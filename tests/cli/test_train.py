@@ -15,10 +15,10 @@ from tests.commands import refused, succeed
 
 
 RECIPES = sorted((Path(__file__).parents[2] / "examples" / "recipes").glob("*.yaml"))
-SHORT = {"max-steps": 2, "num-iterations": 2, "per-device-train-batch-size": 4, "num-generations": 2, "eval-steps": 2}
-SHORT |= {"save-steps": 2, "num-examples": 2, "num-eval-examples": 2, "reference-generations": 1, "logging-steps": 1}
-SHORT |= {"max-completion-length": 6, "disable-tqdm": "true", "report-to": "none", "use-cpu": "true"}
-SHORT = [f"--{name}={value}" for name, value in SHORT.items()]
+TINY = {"max-steps": 2, "num-iterations": 2, "per-device-train-batch-size": 4, "num-generations": 2, "eval-steps": 2}
+TINY |= {"save-steps": 2, "num-examples": 2, "num-eval-examples": 2, "reference-generations": 1, "logging-steps": 1}
+TINY |= {"max-completion-length": 6, "disable-tqdm": "true", "report-to": "none", "use-cpu": "true"}
+TINY = [f"--{name}={value}" for name, value in TINY.items()]
 
 
 def test_a_run_and_its_continuation(tmp_path):
@@ -26,7 +26,7 @@ def test_a_run_and_its_continuation(tmp_path):
     folder = tmp_path / "head"
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"task: math\ntoken_features: true\noutput_dir: {folder}\n")
-    result = succeed("train", "--config", recipe, *SHORT)
+    result = succeed("train", "--config", recipe, *TINY)
     assert result.stdout == f"{folder}\n"
     assert "2 updates on 1 batches of 4 rollouts" in result.stderr
     assert "'loss'" in result.stderr
@@ -34,9 +34,9 @@ def test_a_run_and_its_continuation(tmp_path):
     assert (head.config.task, head.config.token_features) == ("math", True)
     record = json.loads((folder / "provenance.json").read_text())
     assert record["options"]["num_examples"] == 2
-    refused("holds an earlier run: pass --resume-from-checkpoint true", "train", "--config", recipe, *SHORT)
+    refused("holds an earlier run: pass --resume-from-checkpoint true", "train", "--config", recipe, *TINY)
     longer = ("--max-steps", "4", "--resume-from-checkpoint", "true")
-    succeed("train", "--config", recipe, *SHORT, *longer)
+    succeed("train", "--config", recipe, *TINY, *longer)
     assert json.loads((folder / "trainer_state.json").read_text())["global_step"] == 4
 
 
