@@ -18,7 +18,7 @@ from hf_diversed.generation.patching import install_hook, uninstall_hook
 if TYPE_CHECKING:
     from hf_diversed.engines.compiling import clear_compiled
     from hf_diversed.generation.attachment import attach
-    from hf_diversed.generation.planning import diversed_decoding
+    from hf_diversed.generation.planning import diversed_decoding, draft_source
     from hf_diversed.generation.recording import RoundStreamer, record_stats
     from hf_diversed.generation.warmup import warmup
     from hf_diversed.head import DiversedHead, DiversedHeadConfig
@@ -70,6 +70,7 @@ __all__ = [
     "attach",
     "clear_compiled",
     "diversed_decoding",
+    "draft_source",
     "install_hook",
     "load_demo_pair",
     "record_stats",
@@ -79,7 +80,7 @@ __all__ = [
 
 _HOMES = {
     "hf_diversed.engines.compiling": ("clear_compiled",),
-    "hf_diversed.generation.planning": ("diversed_decoding",),
+    "hf_diversed.generation.planning": ("diversed_decoding", "draft_source"),
     "hf_diversed.generation.attachment": ("attach",),
     "hf_diversed.generation.recording": ("RoundStreamer", "record_stats"),
     "hf_diversed.head": ("DiversedHead", "DiversedHeadConfig"),

@@ -110,7 +110,7 @@ class Parts:
         target = runner(model, keep_hidden=hidden)
         rule = self.rule if compiler is None else None
         drafter = self._drafter(partial(runner, keep_hidden=hidden), rule)
-        if isinstance(drafter, CandidateDrafter) and drafter.reads_target:
+        if isinstance(drafter, CandidateDrafter) and drafter.requires_model_outputs:
             target.model = drafter.record_outputs(target.model)
         engine: Callable[..., EagerEngine] = EagerEngine
         if compiler is not None:

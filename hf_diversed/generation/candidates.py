@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_diversed import _compat, model_facts
-from hf_diversed.blocks import DraftOutput, Round
+from hf_diversed.blocks import DraftOutput
 from hf_diversed.generation.drafting import Drafter, first_columns, point_mass_block, to_vocabulary
 from hf_diversed.generation.options import CONSTANT, DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.generation.processing import BlockProcessor
@@ -198,14 +198,14 @@ class CandidateDrafter(Drafter):
         needs_q: str | None,
     ):
         self.generators = generators
-        self.reads_target = generators[0].requires_model_outputs
+        self.requires_model_outputs = generators[0].requires_model_outputs
         self.rows = rows
         self.vocab_size = vocab_size
         self.processor = processor
         self.sampled = sampled
         self._first = first_columns(prompt_mask, len(rows.ids))
         self._drafted: list[int] = []
-        self._is_point_mass = is_point_mass
+        self.is_point_mass = is_point_mass
         self._needs_q = needs_q
         self._outputs: Any = None
         self._num_matches = 0
@@ -266,7 +266,7 @@ class CandidateDrafter(Drafter):
         """
         text, generator = self._text(row), self.generators[row]
         length, none = text.shape[1], text[0, :0]
-        if limit < 1 or (self.reads_target and self._outputs is None):
+        if limit < 1 or (self.requires_model_outputs and self._outputs is None):
             return none, None
         candidates, logits = generator.get_candidates(text, **self._target_outputs())
         self._num_matches = 0
@@ -281,7 +281,7 @@ class CandidateDrafter(Drafter):
         if not len(tokens):
             return none, None
         self._check(type(generator).__name__, tokens, logits)
-        return tokens, None if logits is None or self._is_point_mass else logits[0, : len(tokens)]
+        return tokens, None if logits is None or self.is_point_mass else logits[0, : len(tokens)]
 
     def _text(self, row: int) -> torch.Tensor:
         """Return a copy of the ids of a row without padding, long `[1, N]`."""
@@ -289,7 +289,7 @@ class CandidateDrafter(Drafter):
 
     def _target_outputs(self) -> dict[str, Any]:
         """Return the arguments of generators that read the target's outputs."""
-        if not self.reads_target:
+        if not self.requires_model_outputs:
             return {}
         length, device = self.rows.lengths.host[0], self.rows.ids.device
         kwargs = {"attention_mask": None, "position_ids": torch.arange(length, device=device)[None]}
@@ -318,10 +318,10 @@ class CandidateDrafter(Drafter):
                 f"{len(tokens)}."
             )
 
-    def rewind(self, round: Round, accepted: list[int]) -> None:
+    def rewind(self, width: int, accepted: list[int], scores: torch.Tensor) -> None:
         """Report the number of accepted draft tokens to each generator that drafted."""
         self._num_matches = accepted[0]
         for row, count in enumerate(self._drafted):
             if count:
-                scores = round.target.scores[row : row + 1, : count + 1]
-                self.generators[row].update_candidate_strategy(self._text(row), scores, accepted[row])
+                own = scores[row : row + 1, : count + 1]
+                self.generators[row].update_candidate_strategy(self._text(row), own, accepted[row])

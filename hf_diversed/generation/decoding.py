@@ -88,7 +88,7 @@ class EagerEngine:
 
     def prefill(self, chunk_size: int | None) -> None:
         """Fill both caches with all tokens of the prompts but the last, which are inputs of the first round."""
-        if self.drafter.reads_target:  # the first round processes the prompt
+        if self.drafter.requires_model_outputs:  # the first round processes the prompt
             self._num_unread = self.rows.prompt_length
         else:
             self.target.prefill(self.rows.ids[:, : self.rows.prompt_length - 1], chunk_size)
@@ -115,7 +115,7 @@ class EagerEngine:
     def rewind(self, round: Round, accepted: list[int]) -> None:
         """Discard rejected draft tokens from the caches. `accepted`: number of accepted draft tokens per row."""
         if round.draft is not None:
-            self.drafter.rewind(round, accepted)
+            self.drafter.rewind(round.draft.tokens.shape[1], accepted, round.target.scores)
         self.target.rewind()
 
     def should_compact(self, running: int) -> bool:

@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
+from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_diversed import _compat, model_facts
-from hf_diversed.blocks import DraftOutput, Round
+from hf_diversed.blocks import DraftOutput
 from hf_diversed.generation.confidence import StoppingRule
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.ragged_model import RaggedModel
@@ -25,16 +26,29 @@ def active_draft_tokens(tokens: torch.Tensor, counts: torch.Tensor, eos_ids: tor
     return torch.arange(tokens.shape[1], device=tokens.device) < reach[:, None]
 
 
-class Drafter:
-    """Generates the draft tokens of an engine. The defaults are those of drafters without a model.
+class Drafter(CandidateGenerator):
+    """Source of draft tokens for the ragged rows of a batch, and a candidate generator of transformers for one row.
+
+    The loop of this library calls `prefill` once, `propose` in each round, `rewind` after each round with a draft
+    block, when `rows` contains its tokens, and `keep` when finished rows are removed. Assisted decoding of
+    transformers calls `get_candidates` and `update_candidate_strategy`, which run these methods for one row.
+
+    A subclass sets `rows` and implements `propose` and `keep`; one with state also implements `rewind`. Draft tokens
+    are drawn from the scores that `propose` returns, or are a function of the text (see `point_mass_block`).
 
     Attributes:
+        rows: ids of the batch; draft tokens are written after each row's length.
         rule: ends draft blocks early; None if every round has the requested length.
-        reads_target: whether it needs the target's outputs for all tokens, those of the prompt included.
+        is_point_mass: whether the last draft block was a function of the text, so that q is 1 at each token.
+        num_assistant_tokens: maximum number of candidates for one row.
+        requires_model_outputs: whether it needs the target's outputs for all tokens, those of the prompt included.
     """
 
+    rows: RaggedRows
     rule: StoppingRule | None = None
-    reads_target: bool = False
+    is_point_mass: bool = False
+    num_assistant_tokens: int = 1
+    _width = 0  # of the last draft block for one row; 0 without one
 
     @property
     def num_forwards(self) -> int:
@@ -52,12 +66,46 @@ class Drafter:
         """
         raise NotImplementedError
 
-    def rewind(self, round: Round, accepted: list[int]) -> None:
-        """Update the state after a round with draft tokens. `accepted`: number accepted per row."""
+    def rewind(self, width: int, accepted: list[int], scores: torch.Tensor) -> None:
+        """Update the state after a round with draft tokens.
+
+        Args:
+            width: G, the number of columns of the draft block. accepted: number of accepted draft tokens per row.
+            scores: the target's scores, float32 `[B, G + 1, V]`.
+        """
 
     def keep(self, rows: torch.Tensor) -> None:
         """Keep only these rows (long, ascending) of the batch."""
         raise NotImplementedError
+
+    @torch.no_grad()
+    def get_candidates(self, input_ids: torch.Tensor, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return `input_ids`, long `[1, L]`, with up to `num_assistant_tokens` draft tokens, and their scores.
+
+        Returns:
+            long `[1, L + N]`; and float32 `[1, N, V]`, the processed scores of q, or None where q is a point mass.
+        """
+        self._append(input_ids)
+        draft, counts = self.propose(self.rows.draft_limit(self.num_assistant_tokens))
+        self._width = 0 if draft is None else draft.tokens.shape[1]
+        if draft is None or not (count := counts.host[0]):
+            return input_ids, None
+        candidates = torch.cat([input_ids, draft.tokens[:, :count]], dim=1)
+        return candidates, None if self.is_point_mass else draft.scores[:, :count]
+
+    def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
+        """Update the state after a round: `input_ids` contains its tokens, `num_matches` of them draft tokens."""
+        self._append(input_ids)
+        if self._width:
+            self.rewind(self._width, [num_matches], scores)
+
+    def _append(self, input_ids: torch.Tensor) -> None:
+        """Append the ids that the row lacks. `input_ids`: long `[1, L]`, the text so far."""
+        rows = self.rows
+        new = input_ids[:, rows.lengths.host[0] :]
+        rows.write_block(new)
+        count = torch.full_like(rows.lengths.device, new.shape[1])
+        rows.advance(PerRow([new.shape[1]], count), PerRow([0], torch.zeros_like(rows.done)))
 
 
 class Step(NamedTuple):
@@ -211,10 +259,8 @@ class ModelDrafter(Drafter):
         """Keep only these rows (long, ascending) of the batch."""
         self.model.keep(rows)
 
-    def rewind(self, round: Round, accepted: list[int]) -> None:
-        """Update the state after a round with draft tokens. `accepted`: number accepted per row."""
-        assert round.draft is not None
-        width = round.draft.tokens.shape[1]
+    def rewind(self, width: int, accepted: list[int], scores: torch.Tensor) -> None:
+        """See `Drafter.rewind`."""
         # The cache lacks the last draft token, so a fully accepted row lags by two.
         self._behind = 2 if any(accepted[row] == width for row in self.rows.running) else 1
         if self.rule is not None:

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 import torch
 from transformers import (
+    EosTokenCriteria,
     GenerationConfig,
     LogitsProcessorList,
+    MaxLengthCriteria,
     PreTrainedModel,
     StoppingCriteriaList,
 )
@@ -26,6 +28,7 @@ from hf_diversed.generation.candidates import (
 )
 from hf_diversed.generation.confidence import ConfidenceRule, StoppingRule, ThresholdRule
 from hf_diversed.generation.decoding import EagerEngine, run_rounds
+from hf_diversed.generation.drafting import Drafter
 from hf_diversed.generation.options import (
     CONFIDENCE,
     CONSTANT,
@@ -34,7 +37,7 @@ from hf_diversed.generation.options import (
 )
 from hf_diversed.generation.processing import BlockProcessor, StopTracker, check_processors
 from hf_diversed.generation.recording import Recorder
-from hf_diversed.generation.request import STOPPING_SETTINGS, Request
+from hf_diversed.generation.request import STOPPING_SETTINGS, Request, resolve_verifier
 from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.outputs import GenerateDiversedOutput
 from hf_diversed.sampling import RandomSource
@@ -134,6 +137,49 @@ def diversed_decoding(
         call.engine.close()
     engine, as_dict = call.engine, generation_config.return_dict_in_generate
     return call.recorder.result(engine.rows, engine.forwards, engine.report(), as_dict)
+
+
+@torch.no_grad()
+def draft_source(
+    model: PreTrainedModel,
+    input_ids: torch.LongTensor,
+    generation_config: GenerationConfig,
+    logits_processor: LogitsProcessorList | None = None,
+    assistant_model: PreTrainedModel | None = None,
+    attention_mask: torch.Tensor | None = None,
+) -> Drafter:
+    """Return the source of draft tokens that `generate` uses for a prompt, as a candidate generator of transformers.
+
+    It drafts with the draft model, with prompt lookup, or with both, as the arguments select. It reads the prompt, so
+    create one for each call. Draft tokens are sampled if `do_sample` is set, with torch's generator.
+
+    Args:
+        model: the target. input_ids: the prompt, long `[1, S]`. attention_mask: of the prompt.
+        generation_config: `max_length` must be set. logits_processor: all processors of the call.
+        assistant_model: the draft model; None for prompt lookup (`prompt_lookup_num_tokens`).
+
+    Raises:
+        ValueError: for calls that `generate` does not support with a verifier.
+    """
+    criteria = [MaxLengthCriteria(generation_config.max_length)]
+    if generation_config.eos_token_id is not None:
+        criteria.append(EosTokenCriteria(generation_config.eos_token_id))
+    call = plan(
+        Request(
+            model=model,
+            assistant_model=assistant_model,
+            verifier=resolve_verifier(None, "lossless"),
+            input_ids=input_ids,
+            processors=LogitsProcessorList(logits_processor or []),
+            criteria=StoppingCriteriaList(criteria),
+            config=generation_config,
+            model_kwargs={"attention_mask": attention_mask},
+        )
+    )
+    source = call.engine.drafter
+    source.num_assistant_tokens = call.gamma
+    source.prefill(generation_config.prefill_chunk_size)
+    return source
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ from itertools import compress
 import torch
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from hf_diversed.blocks import DraftOutput, Round
+from hf_diversed.blocks import DraftOutput
 from hf_diversed.generation.drafting import Drafter, ModelDrafter, first_columns, point_mass_block
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.rows import PerRow, RaggedRows
@@ -28,6 +28,8 @@ class PromptLookupDrafter(Drafter):
         num_tokens: gamma. max_ngram_size: maximum number of last ids to match.
         sampled: value of `DraftOutput.sampled`.
     """
+
+    is_point_mass = True
 
     def __init__(
         self,
@@ -98,8 +100,7 @@ class CopyingDrafter(Drafter):
 
     def __init__(self, lookup: PromptLookupDrafter, drafter: ModelDrafter, max_drafted: int):
         self.lookup, self.drafter, self.max_drafted = lookup, drafter, max_drafted
-        self.rule = drafter.rule
-        self._copied = False
+        self.rows, self.rule = drafter.rows, drafter.rule
 
     @property
     def num_forwards(self) -> int:
@@ -118,11 +119,11 @@ class CopyingDrafter(Drafter):
         has_matches = all(map(len, compress(found, counts.host)))
         draft, copied = self.lookup.block(found) if has_matches else (None, counts)
         # A processor may forbid all copied tokens of a row.
-        self._copied = draft is not None and all(compress(copied.host, counts.host))
-        return (draft, copied) if self._copied else self.drafter.propose(counts.at_most(self.max_drafted))
+        self.is_point_mass = draft is not None and all(compress(copied.host, counts.host))
+        return (draft, copied) if self.is_point_mass else self.drafter.propose(counts.at_most(self.max_drafted))
 
-    def rewind(self, round: Round, accepted: list[int]) -> None:
-        if self._copied:
-            self.drafter.skip(1 + max((accepted[row] for row in self.lookup.rows.running), default=0))
+    def rewind(self, width: int, accepted: list[int], scores: torch.Tensor) -> None:
+        if self.is_point_mass:
+            self.drafter.skip(1 + max((accepted[row] for row in self.rows.running), default=0))
         else:
-            self.drafter.rewind(round, accepted)
+            self.drafter.rewind(width, accepted, scores)

@@ -43,13 +43,13 @@ class Request:
     criteria: StoppingCriteriaList
     config: GenerationConfig
     model_kwargs: dict[str, Any]
-    num_assistant_tokens: int | None
-    num_assistant_tokens_schedule: str | None
-    assistant_confidence_threshold: float | None
-    output_token_records: bool
-    streamer: BaseStreamer | None
-    random_source: RandomSource | None
-    candidate_generator: CandidateGenerator | list[CandidateGenerator] | None
+    num_assistant_tokens: int | None = None
+    num_assistant_tokens_schedule: str | None = None
+    assistant_confidence_threshold: float | None = None
+    output_token_records: bool = False
+    streamer: BaseStreamer | None = None
+    random_source: RandomSource | None = None
+    candidate_generator: CandidateGenerator | list[CandidateGenerator] | None = None
 
     @property
     def own_generators(self) -> list[CandidateGenerator]:

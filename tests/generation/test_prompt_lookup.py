@@ -226,7 +226,7 @@ def blocks(monkeypatch):
 
     def watched(self, counts):
         draft, drafted = propose(self, counts)
-        found.append((self._copied, 0 if draft is None else draft.tokens.shape[1]))
+        found.append((self.is_point_mass, 0 if draft is None else draft.tokens.shape[1]))
         return draft, drafted
 
     monkeypatch.setattr(CopyingDrafter, "propose", watched)
