@@ -142,8 +142,8 @@ class SpeculativeStats:
     def mean_bias(self) -> float:
         """Mean TV(v, p) over verified positions, for mixtures; NaN if unknown.
 
-        It is (1 - w) TV(p, q). With a weight per token it is exact with token records, in greedy decoding, under a
-        budget and in block verification; otherwise it is an unbiased estimate from the draft tokens.
+        It is (1 - w) TV(p, q). With a weight per token it is exact with token records, in greedy decoding and
+        in block verification; otherwise it is an unbiased estimate from the draft tokens.
         """
         return _ratio(self.bias_sum, self.bias_count)
 

@@ -1,4 +1,4 @@
-"""What commands load: tasks, records and solved examples."""
+"""Load tasks, records and solved examples for the commands."""
 
 from pathlib import Path
 from typing import Any

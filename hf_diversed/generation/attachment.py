@@ -39,6 +39,8 @@ def attach(
 ) -> Iterator[None]:
     """Use this draft model and verifier in the `model.generate(...)` calls of a `with` block that cannot pass them.
 
+    Without `with`, nothing happens.
+
     The attachment is valid in the current thread or task. Threads started inside the block use it if they run in
     `contextvars.copy_context()`. Nothing is stored on the model: `state_dict`, `save_pretrained`, `deepcopy` and
     pickle do not change. Arguments of a call and entries of its generation config take precedence over the attachment.

@@ -44,5 +44,4 @@ class Options:
 
     def head_settings(self) -> dict[str, Any]:
         """Return the given settings of a head, by their names in `DiversedVerifier`."""
-        given = {name: value for name, value in self.given().items() if name != "diversed_head"}
-        return {name.removeprefix("diversed_"): given[name] for name in given if name.startswith("diversed_")}
+        return {name: value for name, argument in ARGUMENTS.items() if (value := getattr(self, argument)) is not None}

@@ -120,8 +120,8 @@ def _until_eos(rows: RaggedRows, offset: int, counts: list[int]) -> list[int]:
     width = offset + max(counts) - 1  # draft tokens before the last position
     if rows.eos_ids_device is None or width < 1:
         return counts
-    drafted = (rows.lengths + width).device  # the end of the draft tokens
-    tokens = rows.ids.gather(1, (drafted[:, None] - width) + torch.arange(width, device=drafted.device))
+    starts = rows.lengths.device
+    tokens = rows.ids.gather(1, starts[:, None] + torch.arange(width, device=starts.device))
     before = (~is_one_of(tokens, rows.eos_ids_device)).long().cumprod(dim=1).sum(dim=1).tolist()
     return [max(min(count, end - offset + 1), 0) for count, end in zip(counts, before)]
 

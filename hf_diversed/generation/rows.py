@@ -133,9 +133,9 @@ class RaggedRows:
         for row in self.running:
             if ended.host[row] or self.lengths.host[row] >= self.max_length:
                 self.ends[row] = self.lengths.host[row]
-        self._make_room(min(max(host) + self._spare + 1, self.limit))
+        self._enlarge(min(max(host) + self._spare + 1, self.limit))
 
-    def _make_room(self, columns: int) -> None:
+    def _enlarge(self, columns: int) -> None:
         """Enlarge the ids to at least `columns` columns."""
         width, is_whole = self.ids.shape[1], self.ids is self._all_ids
         if columns <= width:

@@ -101,7 +101,7 @@ def warmup(
     total = CompileStats()
     for rows in batch_sizes:
         for length in prompt_lengths(max_length, gamma):
-            # Two rounds: a verifier has state only from the second one on.
+            # Two rounds: the first one after the prompt, and one of those that follow.
             longest = min(_most_positions(model, assistant_model), length + 2 * (gamma + 1))
             total.add(_decode(model, rows, length, options | {"max_new_tokens": longest - length}))
     return total

@@ -78,10 +78,7 @@ class DiversedHead(PreTrainedModel):
             head = DiversedHead.from_pretrained("org/head-mbpp", revision="v1")
             ```
         """
-        kwargs |= {
-            "use_safetensors": True,
-            "ignore_mismatched_sizes": True,
-        }  # sizes are checked here, with other names
+        kwargs |= {"use_safetensors": True, "ignore_mismatched_sizes": True}  # mismatches are reported below
         head, info = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
         problems = [
             *(f"{key} is missing" for key in sorted(info["missing_keys"])),

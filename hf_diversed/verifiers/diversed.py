@@ -1,6 +1,6 @@
 """DIVERSED: weights predicted per position (arXiv 2604.07622) or per token, with a strictness and bounds."""
 
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -35,13 +35,6 @@ class Head(Protocol):
 
     def __call__(self, **inputs: torch.Tensor) -> torch.Tensor:
         """Return the logit of the weight on the target, float32 `[B, G]`; arguments as in `DiversedHead.forward`."""
-
-
-class TokenHead(Head, Protocol):
-    """A head whose input includes features of the draft token: `needs_token` is True."""
-
-    def ratio_slope(self) -> torch.Tensor:
-        """Return the change of the logit per unit of logit(strictness): a float32 scalar above 0."""
 
 
 class DiversedVerifier(MixtureVerifier):
@@ -158,7 +151,7 @@ class DiversedVerifier(MixtureVerifier):
         if strictness is None:
             return torch.sigmoid(logit)
         if self.head.needs_token:
-            slope = cast(TokenHead, self.head).ratio_slope()
+            slope = self.head.ratio_slope()  # type: ignore[attr-defined]
             weight = torch.sigmoid(shift_lenience(logit, strictness, slope.to(logit.device)))
         else:
             weight = apply_strictness(torch.sigmoid(logit), strictness)
