@@ -1,6 +1,7 @@
 """The head: a few thousand parameters on top of two frozen models."""
 
 import math
+import os
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -78,6 +79,8 @@ class DiversedHead(PreTrainedModel):
             head = DiversedHead.from_pretrained("org/head-mbpp", revision="v1")
             ```
         """
+        if str(name).startswith(("/", ".", "~")) and not os.path.isdir(name):
+            raise FileNotFoundError(f"folder {name} does not exist.")
         kwargs |= {"use_safetensors": True, "ignore_mismatched_sizes": True}  # mismatches are reported below
         head, info = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
         problems = [

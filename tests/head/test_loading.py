@@ -64,6 +64,14 @@ def test_refuses_other_weights(load, changes, words, folder):
         load(str(folder))
 
 
+@pytest.mark.parametrize("name", ["/nonexistent/head", "./nonexistent", "~/nonexistent"])
+@pytest.mark.parametrize("load", [DiversedHead.from_pretrained, load_head])
+def test_names_a_missing_folder(load, name):
+    """Catches a path that is refused as a malformed Hub id."""
+    with pytest.raises(OSError, match=f"^folder {name} does not exist"):
+        load(name)
+
+
 def test_variants(folder):
     """Catches `variant` that does not reach transformers' loader."""
     head = random_head("mlp", "both")

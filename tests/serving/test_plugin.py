@@ -212,9 +212,13 @@ def test_the_wrong_expansion_is_mended(vllm):
 
 
 def test_other_releases_are_refused(vllm, monkeypatch):
-    """Catches logits that are passed as another argument, and an engine without a verifier that does not start."""
-    monkeypatch.setattr(plugin, "version", lambda name: "0.34.1")
+    """Catches another release whose settings are read, and an engine without a verifier that does not start."""
+    asked = []
+    monkeypatch.setattr(plugin, "version", lambda name: asked.append(name) or "0.34.1")
     for process in (vllm.processor, vllm.runner):
         with pytest.raises(ValueError, match=r"hf_diversed supports vLLM 0.32 and 0.33, got 0.34.1; install one"):
-            process(engine(STATIC))
+            process(SimpleNamespace(additional_config=engine(STATIC).additional_config))
+    assert asked == ["vllm", "vllm"]
+    for process in (vllm.processor, vllm.runner):
         process(engine())
+    assert asked == ["vllm", "vllm"]

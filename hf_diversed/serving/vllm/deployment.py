@@ -292,6 +292,6 @@ def _build(name: str, head: DiversedHead | None, one_hot: bool) -> Verifier:
     if isinstance(verifier, MixtureVerifier) and any(getattr(verifier, limit) is not None for limit in base.LIMITS):
         raise ValueError(
             f"verifier {name!r} has bounds in its name; set `max_bias` or `max_ratio` beside the "
-            "verifier, or leave them to requests. vLLM's sampler keeps no sum per sequence."
+            "verifier, or leave them to requests."
         )
     return verifier

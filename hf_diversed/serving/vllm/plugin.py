@@ -83,13 +83,14 @@ def _deployment(vllm_config: Any) -> Any:
     Raises:
         ValueError: for a deployment that cannot be served, and for another release of vLLM.
     """
-    from hf_diversed.serving.vllm.deployment import Deployment
+    from hf_diversed.serving.vllm.deployment import Deployment, read_config
 
-    deployment = Deployment.of(vllm_config)
+    if read_config(vllm_config.additional_config) is None:
+        return None
     found = version("vllm")
-    if deployment is not None and ".".join(found.split(".")[:2]) not in RELEASES:
+    if ".".join(found.split(".")[:2]) not in RELEASES:
         raise ValueError(
             f"hf_diversed supports vLLM {' and '.join(RELEASES)}, got {found}; install one of these, or a release of "
             "hf_diversed that supports it."
         )
-    return deployment
+    return Deployment.of(vllm_config)
