@@ -80,7 +80,7 @@ def evaluate(
         split=split if data_file is None else Path(data_file).name,
     )
     scored = load_task(task, allow_code_execution, allow_unsafe_code_execution)
-    names = [name.strip() for name in methods.split(",")]
+    names = [name.strip() for name in methods.split(",") if name.strip()]
     own_head = head if head is not None or target is not None else embedded_head(task)
     build_methods(names, own_head)  # reports wrong names before models are loaded
     examples = read_records(scored, split, num_examples, seed, data_file)

@@ -1,9 +1,10 @@
 """`hf-diversed train`: transformers' `HfArgumentParser` reads its options, from a recipe and the command line."""
 
+import json
 import random
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -24,7 +25,9 @@ class TrainArguments:
     task: str = field(metadata={"help": "Name of the task: math, summary, code, gsm8k, mbpp ..."})
     target: str | None = setting(None, "Hub id or folder of the target model; by default the embedded pair.")
     draft: str | None = setting(None, "Hub id or folder of the draft model, or lookup to copy from the text.")
-    dtype: str | None = setting(None, "auto, float32, bfloat16 or float16; by default that of the saved weights.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = setting(
+        None, "auto, float32, bfloat16 or float16; by default that of the saved weights."
+    )
     head: str | None = setting(None, "Hub id or folder of a head to start from.")
     reward_funcs: list[str] | None = setting(
         None, '"task:NAME" or package.module.function; by default the score of the task.'
@@ -111,20 +114,30 @@ def parse(words: list[str], config: Path | None = None) -> "tuple[TrainArguments
     parser.set_defaults(output_dir="head", eval_strategy="steps", load_best_model_at_end=True)
     recipe = {} if config is None else yaml.safe_load(config.read_text(encoding="utf-8"))
     known = {action.dest for action in parser._actions}
-    if not isinstance(recipe, dict) or recipe.keys() - known:
-        wrong = ", ".join(map(str, recipe.keys() - known)) if isinstance(recipe, dict) else "no mapping"
+    wrong = ["no mapping"]
+    if isinstance(recipe, dict):
+        wrong = [str(name) for name, value in recipe.items() if name not in known or value in (None, [])]
+    if wrong:
         raise ValueError(
-            f"{config} must hold options of `hf-diversed train`, one `name: value` per line; got {wrong}."
+            f"{config} must hold options of `hf-diversed train`, one `name: value` per line; got {', '.join(wrong)}."
         )
-    for action in parser._actions:
-        action.required = action.required and action.dest not in recipe
-    parser.set_defaults(**recipe)
+    written: list[str] = []
+    for name, value in recipe.items():
+        if isinstance(value, list):
+            written += [f"--{name}", *map(_word, value)]
+        else:
+            written.append(f"--{name}={_word(value)}")
     arguments, settings, more = parser.parse_args_into_dataclasses(
-        words, look_for_args_file=False, return_remaining_strings=True
+        [*written, *words], look_for_args_file=False, return_remaining_strings=True
     )
     if more:
         raise ValueError(f"no such option or argument: {more[0]}; see `hf-diversed train --help`.")
     return arguments, settings
+
+
+def _word(value: Any) -> str:
+    """Return a value of a recipe as the command line writes it: text as it is, others as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def resume_point(settings: "DiversedConfig") -> str | bool | None:

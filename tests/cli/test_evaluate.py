@@ -71,7 +71,7 @@ def test_prompt_lookup(folder, tmp_path):
     """Catches a method that requires a draft model."""
     data = tmp_path / "data.jsonl"
     data.write_text(json.dumps({"question": "1 and 1 and 1 and", "answer": "#### 3"}) + "\n")
-    options = ("--task", "gsm8k", "--methods", "lossless,static:0.3", "--data-file", data, "--max-new-tokens", "6")
+    options = ("--task", "gsm8k", "--methods", "lossless,,static:0.3,", "--data-file", data, "--max-new-tokens", "6")
     pair = ("--target", folder / "target", "--draft", "lookup", "--device", "cpu")
     succeed("evaluate", *options, *pair, "--output", tmp_path / "run")
     report = json.loads((tmp_path / "run" / "evaluation.json").read_text())

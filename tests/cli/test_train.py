@@ -68,6 +68,31 @@ def test_command_line_overrides_the_recipe(tmp_path):
         parse([], path)
 
 
+def test_recipes_are_read_like_the_command_line(tmp_path):
+    """Catches a value of another type than its option, which would fail after the models are loaded."""
+    path = tmp_path / "run.yaml"
+    path.write_text("task: math\nreward_funcs: task:math\nreward_weights: 1\nmodel_init_kwargs: {use_cache: true}\n")
+    arguments, config = parse([], path)
+    assert (arguments.reward_funcs, config.reward_weights) == (["task:math"], [1.0])
+    assert config.model_init_kwargs == {"use_cache": True}
+    path.write_text("task: math\nreward_funcs: [task:math, task:code]\nreward_weights: [-1, 0.5]\n")
+    arguments, config = parse(["--reward_weights", "2", "3"], path)
+    assert (arguments.reward_funcs, config.reward_weights) == (["task:math", "task:code"], [2.0, 3.0])
+    for written, words in (
+        ("task:", "got task"),
+        ("task: [math, code]", "no such option or argument: code"),
+        ("seed: 1", "required: --task"),
+        ("task: math\nseed: [1, 2]", "no such option or argument: 2"),
+        ("task: math\nseed: x", "invalid int value"),
+        ("task: math\nreward_weights: [a]", "invalid float value"),
+        ("task: math\nreward_weights: []", "got reward_weights"),
+        ("task: math\ndtype: fp8", "argument --dtype: invalid choice: 'fp8'"),
+    ):
+        path.write_text(written)
+        with pytest.raises(ValueError, match=words):
+            parse([], path)
+
+
 def test_help_explains_every_option_of_ours():
     """Catches an option of ours without a help text."""
     shown = " ".join(succeed("train", "--help").stdout.split())
