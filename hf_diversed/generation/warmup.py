@@ -19,9 +19,6 @@ from hf_diversed.outputs import CompileStats
 from hf_diversed.verifiers import Verifier
 
 
-_ATTEMPTS = 8
-
-
 def default_compile_config(device: torch.device, backend: str = "inductor") -> CompileConfig:
     """Return the compile configuration of compiled methods: static shapes, with CUDA graphs on CUDA.
 
@@ -101,28 +98,22 @@ def warmup(
     total = CompileStats()
     for rows in batch_sizes:
         for length in prompt_lengths(max_length, gamma):
-            # Two rounds: the first one after the prompt, and one of those that follow.
-            longest = min(_most_positions(model, assistant_model), length + 2 * (gamma + 1))
+            longest = min(_most_positions(model, assistant_model), length + gamma + 1)  # one round
             total.add(_decode(model, rows, length, options | {"max_new_tokens": longest - length}))
     return total
 
 
 def _decode(model: PreTrainedModel, rows: int, length: int, options: dict[str, Any]) -> CompileStats:
-    """Decode random prompts until a call takes two rounds, which an early EOS can prevent."""
-    draft, total = options["assistant_model"], CompileStats()
-    ids = min(map(model_facts.known_ids, (model, draft)))
-    for seed in range(_ATTEMPTS):
-        # By default torch saves the state of every GPU, which creates a context on each.
-        with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
-            torch.manual_seed(seed)
-            prompts = torch.randint(ids, (rows, length)).to(model.device)
-            output = model.generate(input_ids=prompts, attention_mask=torch.ones_like(prompts), **options)
-        total.add(output.stats.compile)
-        if not output.stats.compile.num_used:
-            raise ValueError(f"nothing was compiled; such calls run uncompiled: {output.stats.engine_reason}.")
-        if max(row.num_rounds for row in output.stats.per_row) > 1:
-            break
-    return total
+    """Decode random prompts, without a change of the random state."""
+    ids = min(map(model_facts.known_ids, (model, options["assistant_model"])))
+    # By default torch saves the state of every GPU, which creates a context on each.
+    with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+        torch.manual_seed(0)
+        prompts = torch.randint(ids, (rows, length)).to(model.device)
+        output = model.generate(input_ids=prompts, attention_mask=torch.ones_like(prompts), **options)
+    if not output.stats.compile.num_used:
+        raise ValueError(f"nothing was compiled; such calls run uncompiled: {output.stats.engine_reason}.")
+    return output.stats.compile
 
 
 def prompt_lengths(max_length: int, gamma: int) -> Iterator[int]:

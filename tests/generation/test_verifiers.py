@@ -148,7 +148,7 @@ def test_statistics_count_only_what_a_phase_defines(output_token_records):
     the records."""
     inputs = ragged_batch()
     inputs["input_ids"][:2, -1] = 21
-    inside = StaticEnsembleVerifier(0.1, max_ratio=1e9)
+    inside = StaticEnsembleVerifier(0.1, max_bias=1.0, max_ratio=1e9)
     call = {"verifier": PhaseVerifier(inside, begin=21, end=34), "max_new_tokens": 24, "do_sample": True}
     torch.manual_seed(0)
     stats = generate(pair(), **inputs, **call, output_token_records=output_token_records).stats
