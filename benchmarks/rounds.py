@@ -184,10 +184,11 @@ def record(case: Case, cases: Sequence[Case], options: argparse.Namespace) -> di
         sum(getattr(each, name) for each in stats) for name in ("num_drafted", "num_accepted", "num_rounds")
     )
     usual = statistics.median(found.seconds for found in case.runs)
+    has_draft = case.method.verifier is not None or case.method.upstream
     return {
         "method": label,
         "batch_size": case.batch_size,
-        "num_assistant_tokens": None if case.method.is_plain else options.draft_length,
+        "num_assistant_tokens": options.draft_length if has_draft else None,
         "engine": stats[-1].engine if stats else None,
         **{name: spread([figure(found) for found in case.runs]) for name, figure in FIGURES.items()},
         "block_efficiency": sum(found.tokens for found in case.runs) / rounds if rounds else None,

@@ -165,7 +165,7 @@ def decode(pair: Pair, prompt: list[int], verifier: Verifier | None, choice: Cho
     clock = Clock(lambda: wait(COMPILING))
     if choice.engine == COMPILED:
         method = replace(method, compile_config=default_compile_config(pair.target.device))
-        options = _static_room(pair, len(prompt), choice.max_new_tokens) if method.is_plain else {}
+        options = _static_room(pair, len(prompt), choice.max_new_tokens) if method.verifier is None else {}
     worker = threading.Thread(target=work, daemon=True)
     worker.start()
     try:

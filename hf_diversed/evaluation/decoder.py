@@ -89,10 +89,6 @@ class Method:
     ensemble_weight: float | None = None
     compile_config: CompileConfig | None = field(default=None, compare=False)  # same distribution
 
-    @property
-    def is_plain(self) -> bool:
-        return self.verifier is None and not self.upstream
-
     @cached_property
     def definition(self) -> str:
         """A reproducible description of the verifier, with a digest of its head; equal for equal decoding."""

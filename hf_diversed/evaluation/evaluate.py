@@ -135,10 +135,9 @@ def _flat(header: dict) -> dict:
 
 
 def remove_results(folder: Path) -> None:
-    """Remove the finished calls in a folder and its subfolders, and the reports of them."""
+    """Remove the finished calls in a folder and their report; subfolders keep theirs."""
     for name in (LINES, REPORT):
-        for path in folder.rglob(name):
-            path.unlink()
+        (folder / name).unlink(missing_ok=True)
 
 
 def evaluate(
@@ -162,7 +161,7 @@ def evaluate(
             returns the same records; methods can be added later. At the end, `evaluation.json` is written there:
             {"records": [...], "provenance": {...}}. The provenance is that of the first session that measured calls;
             `sessions` has those of the others.
-        overwrite: remove earlier results in `output` and its subfolders, once all checks below have passed.
+        overwrite: remove earlier results in `output`, but not in its subfolders, once all checks below have passed.
 
     Returns:
         One record per method, see `summarize`, including the complete methods that are already in the folder.
@@ -296,7 +295,7 @@ def _call(decoder: Decoder, method: Method, prompts: list[list[int]], seed: int)
 
 def _warn_about_cut_off_answers(records: Sequence[dict]) -> None:
     shares = {record["method"]: record["cut_off_rate"] for record in records}
-    many = {method: share for method, share in shares.items() if share is not None and share > _MOST_CUT_OFF}
+    many = {method: share for method, share in shares.items() if share > _MOST_CUT_OFF}
     if many:
         listed = ", ".join(f"{share:.0%} ({method})" for method, share in many.items())
         logger.warning(

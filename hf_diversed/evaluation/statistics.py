@@ -191,8 +191,7 @@ class MethodTable:
         self.label = label
         self.seconds = math.fsum(entry["seconds"] for entry in entries)
         rows = [entry["rows"] for entry in entries]
-        names = [name for name in rows[0] if all(name in each for each in rows)]  # earlier versions had other columns
-        self.rows = {name: [value for each in rows for value in each[name]] for name in names}
+        self.rows = {name: [value for each in rows for value in each[name]] for name in rows[0]}
         prompts, num_prompts = np.array(self.rows["prompt"]), results.header["n"]
         self.sums = {
             name: np.bincount(prompts, np.array(self.rows[name], dtype=np.float64), num_prompts)

@@ -60,9 +60,9 @@ def render_card(
         ```
     """
     records = evaluation.get("records") or []
-    own: Record = next(
-        (record for record in records if record["method"] in (DIVERSED, f"{DIVERSED}@{AS_TRAINED}")), {}
-    )
+    labels = (DIVERSED, f"{DIVERSED}@{config.strictness:g}", f"{DIVERSED}@{AS_TRAINED}")  # the first one measured
+    by_label = {record["method"]: record for record in reversed(records)}
+    own: Record = next((by_label[label] for label in labels if label in by_label), {})
     target, draft = config.base_model_name_or_path, config.assistant_model_name_or_path
     dataset = TASKS[config.task].source if config.task in TASKS else None
     kind = None if config.token_features else "mixture"

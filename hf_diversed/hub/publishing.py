@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,7 +39,7 @@ def write_folder(
 
     Args:
         head: the head, or its folder.
-        folder: where to write; created if it does not exist.
+        folder: where to write; created if it does not exist. Records of a head that was there before are removed.
         evaluation: output of `hf-diversed evaluate --output`, or its file; by default that in the head's folder.
         training: the provenance.json of the trainer, or its file; by default that in the head's folder.
         repo_id, revision: the repository and branch, for the card and for `custom_generate/`, which is written with a
@@ -61,6 +62,8 @@ def write_folder(
     for name, record in ((EVALUATION, about), (TRAINING, how)):
         if record:
             (folder / name).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        else:
+            (folder / name).unlink(missing_ok=True)  # of another head
     if repo_id is not None:
         scripts = folder / custom_generate.FOLDER
         scripts.mkdir(exist_ok=True)
@@ -126,10 +129,11 @@ def _read(
     about, how = _record(evaluation), _record(training)
     digest = module_digest(loaded)
     for label, method in ((about.get("provenance") or {}).get("methods") or {}).items():
-        if label.partition("@")[0] == "diversed" and digest not in method:
+        found = re.findall(r"\w+:[0-9a-f]{16}", method)
+        if label.partition("@")[0] == "diversed" and digest not in found:
             raise ValueError(
-                f"the evaluation was made with other weights: {digest} of this head is not in {method}; evaluate this "
-                "head, or publish it without an evaluation."
+                f"the evaluation was made with other weights: those of this head are {digest}, got "
+                f"{', '.join(found) or 'none'}; evaluate this head, or publish it without an evaluation."
             )
     return loaded, about, how
 

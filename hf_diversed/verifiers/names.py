@@ -65,7 +65,8 @@ def base_name(text: str) -> str:
 def family(text: str) -> tuple[str, float | None]:
     """Return the name without its last parameter, and that parameter if it is a number: ("static", 0.7).
 
-    The parameter of "diversed" is its strictness.
+    The parameter of "diversed" is its strictness, and 0.5 if the name has none: the name does not tell whether the
+    head was calibrated.
     """
     if base_name(text) == DIVERSED:
         head, strictness = _split_head(text)
@@ -116,7 +117,7 @@ def build_diversed(
 ) -> DiversedVerifier:
     """Build the verifier of a head from its name: "diversed@0.7", "diversed:org/head@main@0.5".
 
-    A number after the last @ is the strictness, anything else a revision; without one, the head is used as trained.
+    A number after the last @ is the strictness, anything else a revision. Without one, the head's default is used.
 
     Args:
         head: the head of a name without a folder or Hub id. device: of a head that is loaded by name.
@@ -130,7 +131,7 @@ def build_diversed(
         raise ValueError(f"method {spec!r} needs a head: pass head=, or name it as in diversed:org/head@0.5.")
     if isinstance(chosen, (str, os.PathLike)):
         chosen = load_head(os.fspath(chosen), device)
-    return DiversedVerifier(chosen, strictness=AS_TRAINED if strictness is None else strictness)
+    return DiversedVerifier(chosen, strictness=strictness)
 
 
 def _split_head(text: str) -> tuple[str, float | None]:

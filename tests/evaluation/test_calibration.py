@@ -58,6 +58,8 @@ def test_records_what_was_measured(pair, tmp_path):
     methods = ["target", *(f"diversed@{value}" for value in STRICT_TO_PERMISSIVE)]
     records = evaluate(pair, LetterTask(), examples(20), methods, SETTINGS, head=head)
     assert [item.strictness for item in tested] == list(STRICT_TO_PERMISSIVE)
+    (default,) = evaluate(pair, LetterTask(), examples(20), ["diversed"], SETTINGS, head=head)
+    assert default["accepted_per_position"] == records[-1]["accepted_per_position"]  # of strictness 0.1
     for item, record in zip(tested, records[1:]):
         assert item.drop == pytest.approx(record["quality_drop"])
         assert item.acceptance_rate == record["acceptance_rate"]

@@ -162,7 +162,7 @@ def test_a_report_names_the_sessions_that_measured(pair, tmp_path, monkeypatch):
 
 
 def test_overwrite_removes_results_of_other_settings(pair, tmp_path):
-    """Catches results of another temperature that remain, and results that are removed before all checks."""
+    """Catches results of other settings that remain, removed ones of subfolders, and a removal before all checks."""
     for folder in (tmp_path, tmp_path / "temperature-0.5"):
         evaluate(pair, LetterTask(), examples(3), ["lossless"], settings(temperature=0.5), output=folder)
     with pytest.raises(ValueError, match="must lie in"):
@@ -170,7 +170,10 @@ def test_overwrite_removes_results_of_other_settings(pair, tmp_path):
     assert len(list(tmp_path.rglob("*.jsonl"))) == 2
     (record,) = evaluate(pair, LetterTask(), examples(3), ["target"], settings(), output=tmp_path, overwrite=True)
     assert record["method"] == "target"
-    assert sorted(path.name for path in tmp_path.rglob("*.json*")) == ["batches-0.jsonl", "evaluation.json"]
+    assert json.loads((tmp_path / "evaluation.json").read_text())["records"] == [record]
+    done, earlier = LetterTask(calls_left=0), settings(temperature=0.5)
+    (record,) = evaluate(pair, done, examples(3), ["lossless"], earlier, output=folder)
+    assert record["method"] == "lossless"
 
 
 def test_methods_may_be_added_later(pair, few, tmp_path):

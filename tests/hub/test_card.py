@@ -90,6 +90,21 @@ def test_metadata_is_what_the_hub_reads():
     assert {result.metric_type: result.metric_value for result in data.eval_results} == expected
 
 
+@pytest.mark.parametrize(
+    ("methods", "place"),
+    [
+        (("diversed@0.9", "diversed@0.5", "diversed@0.35"), 2),
+        (("diversed@0.35", "diversed"), 1),
+        (("diversed@0.9", "diversed@0.5"), 1),
+    ],
+)
+def test_metadata_of_a_calibrated_head(methods, place):
+    """Catches results of a calibrated head that are missing, or of another strictness than its default."""
+    records = [make_record(method, number) for number, method in enumerate(methods)]
+    data = ModelCard(render_card(BARE, {"records": records}, {}, REPO)).data
+    assert records[place]["quality"] in [result.metric_value for result in data.eval_results]
+
+
 def test_the_snippet_runs(monkeypatch, capsys):
     """Catches a snippet that does not run with the library."""
     pair = load_demo_pair()

@@ -80,6 +80,10 @@ def test_a_folder_is_written_without_the_hub(folder, tmp_path, monkeypatch):
     text = (tmp_path / "published" / "README.md").read_text()
     assert 'DiversedHead.from_pretrained("./published")' in snippet_of(text)
     assert module_digest(DiversedHead.from_pretrained("published")) == module_digest(make_head())
+    make_head(seed=1).save_pretrained("other")
+    succeed("push", tmp_path / "other", "./published")  # the records of the first head must go
+    left = {path.name for path in (tmp_path / "published").iterdir()}
+    assert left == written - {"evaluation.json", "provenance.json"}
 
 
 def test_old_records_go(hub):
@@ -97,8 +101,10 @@ def test_figures_of_another_head_are_refused(hub):
     evaluation = make_evaluation()
     method = f"DiversedVerifier(head={module_digest(make_head())}, strictness=[0.5])"
     evaluation["provenance"]["methods"] = {"diversed": method, "lossless": ""}
-    with pytest.raises(ValueError, match="other weights"):
-        make_head(seed=1).push_to_hub(REPO, evaluation=evaluation)
+    other = make_head(seed=1)
+    message = f"other weights: those of this head are {module_digest(other)}, got {module_digest(make_head())};"
+    with pytest.raises(ValueError, match=message):
+        other.push_to_hub(REPO, evaluation=evaluation)
     assert hub.log == []
     make_head().push_to_hub(REPO, evaluation=evaluation)
 
