@@ -124,7 +124,7 @@ def test_sampled_text_follows_the_target(source, monkeypatch):
 
 
 def check_kinds(source: str, total: Counter) -> None:
-    """Check that a source has drafted as its name says."""
+    """Check which tokens a source has drafted."""
     assert (total["drafted"] > 0) == (source != "prompt lookup")
     assert (total["copied"] > 0) == (source != "draft model")
 

@@ -101,7 +101,7 @@ def test_reads_the_answer(text: str, expected: str | None):
 
 
 def test_boxes_are_read_in_other_threads(monkeypatch, caplog):
-    """Catches a time limit that needs the main thread, and math-verify's warning that there is none."""
+    """Catches a time limit that needs the main thread, and a warning of math-verify about its absence."""
     monkeypatch.setattr(math_verify.parser, "TIMEOUT_WARNING_SHOWN", False)
     with ThreadPoolExecutor() as pool:
         assert pool.submit(final_number, r"\boxed{\frac{3}{4}}").result() == Fraction(3, 4)
