@@ -191,7 +191,9 @@ class MethodTable:
         self.label = label
         self.seconds = math.fsum(entry["seconds"] for entry in entries)
         rows = [entry["rows"] for entry in entries]
-        self.rows = {name: [value for each in rows for value in each[name]] for name in rows[0]}
+        # Calls of a pooled study may have been recorded with other columns.
+        names = [name for name in rows[0] if all(name in each for each in rows)]
+        self.rows = {name: [value for each in rows for value in each[name]] for name in names}
         prompts, num_prompts = np.array(self.rows["prompt"]), results.header["n"]
         self.sums = {
             name: np.bincount(prompts, np.array(self.rows[name], dtype=np.float64), num_prompts)

@@ -8,10 +8,10 @@ import inspect
 import os
 import re
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 import torch
 
-from hf_diversed.head import DiversedHead, load_head
 from hf_diversed.verifiers.base import AS_TRAINED, Verifier
 from hf_diversed.verifiers.block import BlockVerifier
 from hf_diversed.verifiers.contrastive import ContrastiveVerifier
@@ -27,6 +27,10 @@ from hf_diversed.verifiers.spec_cascade import SpecCascadeVerifier
 from hf_diversed.verifiers.static_ensemble import StaticEnsembleVerifier
 from hf_diversed.verifiers.top_k_relaxed import TopKRelaxedVerifier
 from hf_diversed.verifiers.typical import TypicalAcceptanceVerifier
+
+
+if TYPE_CHECKING:
+    from hf_diversed.head import DiversedHead
 
 
 # Methods with which others are compared: the target alone, which has no verifier, and lossless speculative decoding.
@@ -113,7 +117,7 @@ def build_verifier(spec: str) -> Verifier:
 
 
 def build_diversed(
-    spec: str, head: DiversedHead | str | os.PathLike | None, device: torch.device | str | None = None
+    spec: str, head: "DiversedHead | str | os.PathLike | None", device: torch.device | str | None = None
 ) -> DiversedVerifier:
     """Build the verifier of a head from its name: "diversed@0.7", "diversed:org/head@main@0.5".
 
@@ -130,6 +134,8 @@ def build_diversed(
     if chosen is None:
         raise ValueError(f"method {spec!r} needs a head: pass head=, or name it as in diversed:org/head@0.5.")
     if isinstance(chosen, (str, os.PathLike)):
+        from hf_diversed.head import load_head  # imports transformers
+
         chosen = load_head(os.fspath(chosen), device)
     return DiversedVerifier(chosen, strictness=strictness)
 

@@ -5,6 +5,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from hf_diversed.evaluation.decoder import encode
 from hf_diversed.tasks import TASKS, PromptedTask, choose_shots, get_task, prompt_rows
 from hf_diversed.tasks import prompted as prompts
 
@@ -137,7 +138,7 @@ def test_models_think_only_on_request():
     assert think.prompt(RECORDS["gsm8k"]) == QUESTION
     assert answer.prompt_format != think.prompt_format
     chat = [{"role": "user", "content": "?"}]
-    assert prompts.encode(tokenizer, [chat]) == prompts.encode(tokenizer, ["?<think></think>"])
+    assert encode(tokenizer, [chat]) == encode(tokenizer, ["?<think></think>"])
     with pytest.raises(ValueError, match="`thinking` needs `chat`"):
         PromptedTask(get_task("gsm8k"), tokenizer, thinking=True)
 

@@ -216,7 +216,7 @@ def test_evaluation_batch_size(tmp_path, monkeypatch):
         seen.append(len(prompts))
         return inner(method, prompts, *rest, **options)
 
-    decode.text, decode.eos_ids = inner.text, inner.eos_ids
+    decode.text, decode.eos_ids, decode.is_cut_off = inner.text, inner.eos_ids, inner.is_cut_off
     monkeypatch.setattr(trainer.sampler, "decoder", decode)
     trainer.evaluate()
     assert seen == [2, 2, 1]
