@@ -79,8 +79,9 @@ class BlockProcessor:
 def check_processors(processors: Iterable[LogitsProcessor], rows: RaggedRows, vocab_size: int) -> None:
     """Raise ValueError for processors that count their calls: call those that may keep state twice on the prompts.
 
-    The results must be equal, and numbers among a processor's attributes must be the same after both calls. State in
-    lists and other objects is not compared. An error of the first call is not caught: plain `generate` raises it, too.
+    The results must be equal, and no number among a processor's attributes may change by the same amount in both
+    calls, as a count does. State in lists and other objects is not compared. An error of the first call is not caught:
+    plain `generate` raises it, too.
     """
     scores = torch.linspace(0, 1, vocab_size, dtype=torch.float32, device=rows.ids.device).repeat(len(rows.ids), 1)
     for processor in processors:
@@ -89,15 +90,15 @@ def check_processors(processors: Iterable[LogitsProcessor], rows: RaggedRows, vo
         attributes = getattr(processor, "__dict__", {})
         before, fault, cause = attributes.copy(), "", None
         first = processor(rows.view(rows.prompt_length, rows.lengths), scores.clone()).clone()
-        numbers = _plain_numbers(attributes)
+        between = attributes.copy()
         try:
             second = processor(rows.view(rows.prompt_length, rows.lengths), scores.clone())
         except Exception as error:
             fault, cause = f"raises {type(error).__name__}", error
         else:
-            changed = [name for name, value in _plain_numbers(attributes).items() if numbers.get(name) != value]
-            if changed:
-                fault = f"changes its attribute {changed[0]!r}"
+            counts = [name for name in attributes if _is_count(processor, name, before, between)]
+            if counts:
+                fault = f"counts its calls in its attribute {counts[0]!r}"
             elif not torch.allclose(first, second, atol=1e-5, equal_nan=True):
                 fault = "returns other scores"
         if fault:
@@ -110,9 +111,12 @@ def check_processors(processors: Iterable[LogitsProcessor], rows: RaggedRows, vo
             ) from cause
 
 
-def _plain_numbers(attributes: dict) -> dict[str, int | float]:
-    """Return the attributes that are integers, floats or booleans."""
-    return {name: value for name, value in attributes.items() if isinstance(value, (int, float))}
+def _is_count(processor: LogitsProcessor, name: str, before: dict, between: dict) -> bool:
+    """Return whether an attribute is a number that two calls have changed by the same amount."""
+    start = before.get(name, getattr(type(processor), name, None))  # a class may define the first value
+    values = start, between.get(name), getattr(processor, name)
+    numbers = [value for value in values if isinstance(value, (int, float))]
+    return len(numbers) == 3 and numbers[2] - numbers[1] == numbers[1] - numbers[0] != 0
 
 
 def _until_eos(rows: RaggedRows, offset: int, counts: list[int]) -> list[int]:

@@ -293,7 +293,7 @@ class Counting(tf.LogitsProcessor):
 def test_a_refused_processor_is_as_it_was(pair):
     """Catches numbers that the check leaves behind, with which plain `generate` would return another text."""
     inputs, counting = tiny.ragged_batch(2, PROMPT), Counting()
-    with pytest.raises(ValueError, match="Counting changes its attribute 'calls'"):
+    with pytest.raises(ValueError, match="Counting counts its calls in its attribute 'calls'"):
         relaxed(pair, inputs, **one(counting))
     expected = run(pair[0], inputs, **one(Counting())).sequences
     assert expected[0, PROMPT + 2] == 7

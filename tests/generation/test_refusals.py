@@ -326,7 +326,7 @@ REFUSED = [
             f"{cls.__name__} {fault}; must be a function of input_ids; docs/extending.md",
         )
         for cls, fault in (
-            (Budget, "changes its attribute 'calls'"),
+            (Budget, "counts its calls in its attribute 'calls'"),
             (Alternating, "returns other scores"),
             (OneByOne, "raises AssertionError"),
         )
