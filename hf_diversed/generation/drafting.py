@@ -97,7 +97,7 @@ class Drafter(CandidateGenerator):
         """Update the state after a round: `input_ids` contains its tokens, `num_matches` of them draft tokens."""
         self._append(input_ids)
         if self._width:
-            self.rewind(self._width, [num_matches], scores)
+            self.rewind(self._width, [int(num_matches)], scores)  # a tensor in older releases
 
     def _append(self, input_ids: torch.Tensor) -> None:
         """Append the ids that the row lacks. `input_ids`: long `[1, L]`, the text so far."""
