@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLaye
 from transformers.generation import logits_process as lp
 from transformers.masking_utils import LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING, create_masks_for_generate
 
-from hf_diversed import _compat, model_facts
+from hf_diversed import support
 from hf_diversed.cache import RaggedCache
 from hf_diversed.generation import checks
 from tests import tiny, versions
@@ -56,13 +56,13 @@ def test_states_to_restore_are_all_that_a_recurrent_layer_has():
 
 def test_masks_are_those_transformers_would_build(model, monkeypatch):
     """Breaks `mask_windows`: dict or single mask, its keys, and the visible keys, for every architecture."""
-    config, (batch, length) = model_facts.text_config(model), (2, 20)
+    config, (batch, length) = support.text_config(model), (2, 20)
     attention_mask = torch.ones(batch, length, dtype=torch.long)
     attention_mask[1, :3] = 0
     with monkeypatch.context() as patch:
         patch.setattr(config, "_attn_implementation", "eager")  # sdpa omits masks it does not need
         theirs = create_masks_for_generate(config, torch.zeros(batch, length, 32), attention_mask, None)
-    cache = RaggedCache(1, length, attention_mask.bool(), model_facts.mask_windows(model))
+    cache = RaggedCache(1, length, attention_mask.bool(), support.mask_windows(model))
     ours = cache.mask(cache.open(torch.zeros(batch, dtype=torch.long), 0, 0, length), torch.float32)
     assert isinstance(ours, dict) == isinstance(theirs, dict)
     if not isinstance(ours, dict):
@@ -75,7 +75,7 @@ def test_masks_are_those_transformers_would_build(model, monkeypatch):
 
 def test_requirement_covers_exactly_the_tested_releases():
     """Catches a cap that was raised without the tests' version, so that users get a release that was not tested."""
-    oldest, newest = _compat.TESTED_TRANSFORMERS.split(" to 5.")
+    oldest, newest = support.TESTED_TRANSFORMERS.split(" to 5.")
     assert f'"transformers>={oldest},<5.{int(newest) + 1}",' in (ROOT / "pyproject.toml").read_text()
     assert f"transformers==5.{newest}." in (ROOT / "constraints.txt").read_text()
     assert f"transformers=={oldest}\n" in (ROOT / "constraints-oldest.txt").read_text()
@@ -84,42 +84,42 @@ def test_requirement_covers_exactly_the_tested_releases():
 def test_forward_takes_the_arguments_of_the_loop(model):
     """Breaks `RaggedModel`: 4D masks with positions and a foreign cache, `logits_to_keep`, the last hidden state."""
     parameters = inspect.signature(model.forward).parameters
-    assert {"input_ids", "attention_mask", "position_ids", _compat.CACHE_ARGUMENT, "use_cache"} <= set(parameters)
+    assert {"input_ids", "attention_mask", "position_ids", support.CACHE_ARGUMENT, "use_cache"} <= set(parameters)
     ids = tiny.ragged_batch(1, 7)["input_ids"]
-    keep = {"logits_to_keep": 2} if model_facts.logits_to_keep(model) != "all" else {}
+    keep = {"logits_to_keep": 2} if support.logits_to_keep(model) != "all" else {}
     with torch.no_grad():
         out = model(ids, use_cache=False, output_hidden_states=True, **keep)
     assert out.logits.shape[1] == (2 if keep else 7)
-    assert out.hidden_states[-1].shape == (1, 7, model_facts.hidden_width(model))
-    assert out.logits.shape[-1] == model_facts.vocab_size(model) == tiny.VOCAB_SIZE
+    assert out.hidden_states[-1].shape == (1, 7, support.hidden_width(model))
+    assert out.logits.shape[-1] == support.vocab_size(model) == tiny.VOCAB_SIZE
 
 
 def test_config_names_hold_for_every_architecture(model):
     """Breaks `num_layers` and similar helpers if an old config uses another name (GPT-2: `n_layer`)."""
     with torch.no_grad():
-        cache = model(tiny.ragged_batch(1, 3)["input_ids"], use_cache=True)[_compat.CACHE_ARGUMENT]
-    assert len(cache.layers) == model_facts.num_layers(model) == 2
-    assert model_facts.cannot_roll_back(model) is None
-    assert not model_facts.is_sharded(model)
-    assert model_facts.attention_implementation(model) in model_facts.MASKED_ATTENTION
-    assert set(model_facts.layer_types(model)) <= model_facts.LAYER_TYPES
+        cache = model(tiny.ragged_batch(1, 3)["input_ids"], use_cache=True)[support.CACHE_ARGUMENT]
+    assert len(cache.layers) == support.num_layers(model) == 2
+    assert support.cannot_roll_back(model) is None
+    assert not support.is_sharded(model)
+    assert support.attention_implementation(model) in support.MASKED_ATTENTION
+    assert set(support.layer_types(model)) <= support.LAYER_TYPES
     checks.check_model(model, "target")
 
 
 def test_attention_implementation_reaches_nested_configs():
     """Breaks the rejection of flash attention on multimodal models, whose text config is nested in another."""
     model = tiny.tiny_model("gemma3_multimodal", attention="eager")
-    assert model_facts.attention_implementation(model) == "eager"
-    assert model_facts.text_config(model) is model.config.text_config
+    assert support.attention_implementation(model) == "eager"
+    assert support.text_config(model) is model.config.text_config
 
 
 def test_layer_types_known_to_transformers():
     """Breaks the rejection of layers that cannot be rolled back: a new kind needs a review before it is supported."""
     kinds = set(LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING)
-    assert kinds >= model_facts.LAYER_TYPES
-    assert {"chunked_attention", "linear_attention"} <= kinds - model_facts.LAYER_TYPES
+    assert kinds >= support.LAYER_TYPES
+    assert {"chunked_attention", "linear_attention"} <= kinds - support.LAYER_TYPES
     config = tf.LlamaConfig(num_hidden_layers=1)
-    for kind in kinds - model_facts.LAYER_TYPES:
+    for kind in kinds - support.LAYER_TYPES:
         model = tiny.tiny_model("llama")
         model.config.layer_types = [kind, "full_attention"]
         with pytest.raises(ValueError, match=kind):
@@ -133,7 +133,7 @@ def test_marks_of_models_that_cannot_be_rolled_back():
     assert tf.MambaForCausalLM._is_stateful
     assert tf.Qwen3NextForCausalLM._is_stateful
     assert tf.Llama4TextConfig(num_hidden_layers=1).attention_chunk_size
-    assert {tf.BloomConfig.model_type, tf.MptConfig.model_type} == model_facts.ALIBI_MODEL_TYPES
+    assert {tf.BloomConfig.model_type, tf.MptConfig.model_type} == support.ALIBI_MODEL_TYPES
     assert tf.FalconConfig(alibi=True).alibi
     assert not tf.FalconConfig().alibi
 
@@ -164,50 +164,50 @@ def test_cache_base_classes():
 @pytest.mark.parametrize("tokens", [3, pytest.param(0, marks=versions.since("5.17", "marks no cache"))])
 def test_user_caches_are_told_from_those_of_generate(llama, tokens):
     """Breaks the rejection of `past_key_values`: `generate` creates an empty cache, and marks the caller's."""
-    assert not _compat.is_user_cache(prepared(llama)["kwargs"].get(_compat.CACHE_ARGUMENT))
-    assert not _compat.is_user_cache(prepared(llama, cache_implementation="static")["kwargs"][_compat.CACHE_ARGUMENT])
+    assert not support.is_user_cache(prepared(llama)["kwargs"].get(support.CACHE_ARGUMENT))
+    assert not support.is_user_cache(prepared(llama, cache_implementation="static")["kwargs"][support.CACHE_ARGUMENT])
     mine = tf.DynamicCache(config=llama.config)
     if tokens:
         with torch.no_grad():
-            llama(tiny.ragged_batch(2, tokens)["input_ids"], **{_compat.CACHE_ARGUMENT: mine})
-    given = prepared(llama, **{_compat.CACHE_ARGUMENT: mine})
-    assert _compat.is_user_cache(given["kwargs"][_compat.CACHE_ARGUMENT])
+            llama(tiny.ragged_batch(2, tokens)["input_ids"], **{support.CACHE_ARGUMENT: mine})
+    given = prepared(llama, **{support.CACHE_ARGUMENT: mine})
+    assert support.is_user_cache(given["kwargs"][support.CACHE_ARGUMENT])
 
 
 @pytest.mark.parametrize(("pad", "eos", "expected"), [(0, [7, 8], 0), (None, [7, 8], 7), (None, None, 0)])
 def test_pad_id(llama, pad, eos, expected, monkeypatch):
     """Breaks padding of finished rows: the prepared pad id is in a private entry of the generation config."""
     monkeypatch.setattr(llama, "generation_config", tf.GenerationConfig(pad_token_id=pad, eos_token_id=eos))
-    assert _compat.pad_token_id(prepared(llama)["config"]) == expected
+    assert support.pad_token_id(prepared(llama)["config"]) == expected
 
 
 def test_prepared_criteria(llama):
     """Breaks length and EOS checks of a block: attributes of the criteria, and which must still be called."""
     mine = tf.MaxTimeCriteria(60.0)
     criteria = prepared(llama, eos_token_id=[5, 6], stopping_criteria=tf.StoppingCriteriaList([mine]))["criteria"]
-    found = _compat.sort_criteria(criteria)
+    found = support.sort_criteria(criteria)
     assert (found.max_lengths, found.eos_ids, list(found.others)) == ([9], [5, 6], [mine])
     assert found.pads_stopped_rows
-    assert not _compat.sort_criteria(found.others).pads_stopped_rows
+    assert not support.sort_criteria(found.others).pads_stopped_rows
 
 
 def test_silent_draft_length(llama):
     """Breaks the default of 5: `generate` fills in its own draft length, which is not the user's choice."""
-    assert _compat.config_entry(tf.GenerationConfig(), "num_assistant_tokens") is None
+    assert support.config_entry(tf.GenerationConfig(), "num_assistant_tokens") is None
     config = prepared(llama)["config"]
     assert config.num_assistant_tokens == 20
-    assert _compat.explicit_entry(config, "num_assistant_tokens") is None
+    assert support.explicit_entry(config, "num_assistant_tokens") is None
     config = prepared(llama, generation_config=tf.GenerationConfig(num_assistant_tokens=7))["config"]
-    assert _compat.explicit_entry(config, "num_assistant_tokens") == 7
+    assert support.explicit_entry(config, "num_assistant_tokens") == 7
 
 
 def test_own_entries_travel_in_a_generation_config(tmp_path):
     """Breaks `diversed_strictness` for clients that can only send JSON: unknown entries must be kept and saved."""
     tf.GenerationConfig(diversed_strictness=0.3).save_pretrained(tmp_path)
     loaded = tf.GenerationConfig.from_pretrained(tmp_path)
-    assert _compat.config_entry(loaded, "diversed_strictness") == 0.3
-    assert _compat.config_entry(loaded, "diversed_max_bias") is None
-    assert _compat.config_entry(None, "diversed_strictness") is None
+    assert support.config_entry(loaded, "diversed_strictness") == 0.3
+    assert support.config_entry(loaded, "diversed_max_bias") is None
+    assert support.config_entry(None, "diversed_strictness") is None
 
 
 def test_unset_entries_of_a_generation_config_are_none():
@@ -224,19 +224,19 @@ def test_unset_entries_of_a_generation_config_are_none():
 def test_peft_wrappers():
     """Breaks PEFT targets and drafts: the inner model, the adapter's kind, the attribute `PeftModel.generate` sets."""
     lora = peft.get_peft_model(tiny.tiny_model("llama"), peft.LoraConfig(task_type="CAUSAL_LM", r=2))
-    assert type(model_facts.base_model(lora)) is tf.LlamaForCausalLM
-    assert model_facts.prompt_learning_adapter(lora) is None
-    assert model_facts.num_layers(lora) == 2
-    assert model_facts.hidden_width(lora) == 32
-    assert model_facts.logits_to_keep(lora) == "index"
-    assert not model_facts.is_sharded(lora)
+    assert type(support.base_model(lora)) is tf.LlamaForCausalLM
+    assert support.prompt_learning_adapter(lora) is None
+    assert support.num_layers(lora) == 2
+    assert support.hidden_width(lora) == 32
+    assert support.logits_to_keep(lora) == "index"
+    assert not support.is_sharded(lora)
 
     prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     wrapped = peft.get_peft_model(tiny.tiny_model("llama"), prompt)
-    assert "PROMPT_TUNING" in model_facts.prompt_learning_adapter(wrapped)
-    inner = model_facts.base_model(wrapped)
+    assert "PROMPT_TUNING" in support.prompt_learning_adapter(wrapped)
+    inner = support.base_model(wrapped)
     inner.prepare_inputs_for_generation = wrapped.prepare_inputs_for_generation  # as `PeftModel.generate` does
-    assert "PROMPT_TUNING" in model_facts.prompt_learning_adapter(inner)
+    assert "PROMPT_TUNING" in support.prompt_learning_adapter(inner)
     assert "prepare_inputs_for_generation = self.prepare_inputs_for_generation" in inspect.getsource(
         peft.PeftModelForCausalLM.generate
     )
@@ -244,9 +244,9 @@ def test_peft_wrappers():
 
 def test_model_names(llama, tmp_path):
     """Breaks the "trained for another model" warning: where a model stores the name it was loaded from."""
-    assert model_facts.model_name(llama) == ""
+    assert support.model_name(llama) == ""
     llama.save_pretrained(tmp_path)
-    assert model_facts.model_name(tf.LlamaForCausalLM.from_pretrained(tmp_path)) == tmp_path.name
+    assert support.model_name(tf.LlamaForCausalLM.from_pretrained(tmp_path)) == tmp_path.name
 
 
 POINTWISE = [
@@ -281,10 +281,10 @@ def test_pointwise_processors_are_pointwise(processor):
 
 def test_every_pointwise_processor_is_tested():
     """Guards the list above: every class in `POINTWISE_PROCESSORS` is tested."""
-    assert {type(processor) for processor in POINTWISE} == _compat.POINTWISE_PROCESSORS
+    assert {type(processor) for processor in POINTWISE} == support.POINTWISE_PROCESSORS
 
 
 def test_sharding_probes_exist(llama):
     """Breaks `is_sharded`: both functions have moved between modules before."""
-    assert model_facts.is_deepspeed_zero3_enabled() is False
-    assert model_facts.is_fsdp_managed_module(llama) is False
+    assert support.is_deepspeed_zero3_enabled() is False
+    assert support.is_fsdp_managed_module(llama) is False

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import SchedulerType
 
-from hf_diversed import model_facts
+from hf_diversed import support
 from hf_diversed.provenance import provenance, publishable, weights_digest
 from tests.tiny import tiny_model
 
@@ -138,9 +138,9 @@ def test_results_name_no_private_folder(tmp_path):
     model = tiny_model()
     for name in (str(tmp_path / "target"), "/no/such/target"):
         model.name_or_path = name
-        assert model_facts.model_name(model) == "target"
+        assert support.model_name(model) == "target"
     model.name_or_path = "org/target"
-    assert model_facts.model_name(model) == "org/target"
+    assert support.model_name(model) == "org/target"
 
 
 def test_the_cpu_has_its_name(monkeypatch):

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 
-from hf_diversed import _compat, model_facts
+from hf_diversed import support
 from hf_diversed.engines.buffers import pool
 from hf_diversed.outputs import CompileStats
 
 
-logger = _compat.get_logger(__name__)
+logger = support.get_logger(__name__)
 MAX_COMPILED = 64  # functions per target model; the least recently used are dropped first
 _COMPILED_BY_UPSTREAM = ("cuda", "xpu", "neuron", "tpu")
 REPLAYING_DEVICES = ("cuda",)
@@ -149,7 +149,7 @@ class Compiler:
 
     def __init__(self, config: CompileConfig | None, target: PreTrainedModel, check_every_run: bool = False):
         self.config, self._target = config, target
-        self._kept_with = model_facts.weak_key(target)
+        self._kept_with = support.weak_key(target)
         self._config_key = None if config is None else (config.backend, config.mode, repr(config.options))
         self._check_every_run = check_every_run
         self.replays = config is not None and replays(config) and target.device.type in REPLAYING_DEVICES
@@ -204,7 +204,7 @@ class Compiler:
         """Stop compiling in this call and in later ones with this model, which dynamo cannot trace."""
         self.config = None
         self.stopped_by = f"torch.compile cannot trace {describe(model)}: {str(error).splitlines()[0].rstrip('.')}"
-        _untraceable[model_facts.weak_key(model)] = self.stopped_by
+        _untraceable[support.weak_key(model)] = self.stopped_by
         warn_once(self._target, f'cache_implementation="static" has no effect: {self.stopped_by}.')
 
     def stats(self) -> CompileStats:
@@ -249,36 +249,36 @@ def code_of(function: Callable, parts: Sequence[object]) -> tuple:
     are equal if nothing was replaced or edited between them.
     """
     hooks = [hook for kind in _GLOBAL_HOOKS for hook in getattr(nn.modules.module, f"_global_{kind}").values()]
-    functions = [function, *model_facts.class_functions(*parts), *hooks]
+    functions = [function, *support.class_functions(*parts), *hooks]
     codes = [each.__code__ for each in functions if hasattr(each, "__code__")]
     return tuple(each if type(each).__weakrefoffset__ == 0 else weakref.ref(each) for each in (*functions, *codes))
 
 
 def why_untraceable(*models: PreTrainedModel | None) -> str | None:
     """Return why one of the models could not be compiled in an earlier call; None if there was no such failure."""
-    reasons = (_untraceable.get(model_facts.weak_key(model)) for model in models if model is not None)
+    reasons = (_untraceable.get(support.weak_key(model)) for model in models if model is not None)
     return next((reason for reason in reasons if reason is not None), None)
 
 
 def is_untraceable(target: PreTrainedModel, label: str) -> bool:
     """Return whether tracing of a round failed in an earlier call with this label."""
-    return label in _untraceable_rounds.get(model_facts.weak_key(target), ())
+    return label in _untraceable_rounds.get(support.weak_key(target), ())
 
 
 def record_untraceable(target: PreTrainedModel, label: str) -> None:
     """Prevent later calls with this label from tracing a round."""
-    _untraceable_rounds.setdefault(model_facts.weak_key(target), set()).add(label)
+    _untraceable_rounds.setdefault(support.weak_key(target), set()).add(label)
 
 
 def describe(model: PreTrainedModel) -> str:
     """Return the model's class and, if it has one, its name or path, for messages."""
-    name = model_facts.model_name(model)
-    return type(model_facts.base_model(model)).__name__ + (f" ({name})" if name else "")
+    name = support.model_name(model)
+    return type(support.base_model(model)).__name__ + (f" ({name})" if name else "")
 
 
 def warn_once(model: PreTrainedModel, message: str) -> None:
     """Log a warning about a model, once per model and message."""
-    logged = _warned.setdefault(model_facts.weak_key(model), set())
+    logged = _warned.setdefault(support.weak_key(model), set())
     if message not in logged:
         logged.add(message)
         logger.warning(message)

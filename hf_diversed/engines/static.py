@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_diversed import model_facts
+from hf_diversed import support
 from hf_diversed.blocks import Round
 from hf_diversed.engines import static_round
 from hf_diversed.engines.buffers import SMALLEST_GAMMA, gamma_for, pad_rows, size_for
@@ -57,11 +57,11 @@ class StaticEngine(EagerEngine):
         if rows.prompt_length < 2:
             return "the prompt has one token, and filling the caches needs at least two"
         for role, model in (("target", target), ("draft", draft)):
-            if model is not None and (reason := model_facts.cannot_compile(model)) is not None:
+            if model is not None and (reason := support.cannot_compile(model)) is not None:
                 return f"the {role} {reason}"
-            if model is not None and model_facts.recurrent_states(model):
+            if model is not None and support.recurrent_states(model):
                 return f"the {role} has recurrent states"
-            if model is not None and (reason := model_facts.needs_equal_rows(model)) is not None:
+            if model is not None and (reason := support.needs_equal_rows(model)) is not None:
                 return f"the {role} {reason}"
         return None
 
@@ -94,7 +94,7 @@ class StaticEngine(EagerEngine):
             draft_traits=self.draft.traits,
             verifier=self.verifier,
             processors=self.processor.processors,
-            vocab_size=model_facts.vocab_size(self.target.model),
+            vocab_size=support.vocab_size(self.target.model),
             eos_ids=self.rows.eos_ids_device,
             keep_raw=self.keep_raw,
             keep_scores=self.keep_scores,
@@ -259,14 +259,14 @@ class StaticEngine(EagerEngine):
 
 
 def _is_one_function(settings: CallSettings, gamma: int) -> bool:
-    return gamma * model_facts.num_layers(settings.draft) + model_facts.num_layers(settings.target) <= MAX_LAYERS
+    return gamma * support.num_layers(settings.draft) + support.num_layers(settings.target) <= MAX_LAYERS
 
 
 def _label(settings: CallSettings) -> str:
     """Return a label for `Compiler.has`: draft model, verifier without its per-row settings, and processors."""
     verifier = settings.verifier
     fixed = {name: value for name, value in verifier.settings().items() if name not in verifier.row_settings}
-    draft = id(model_facts.weak_key(settings.draft)), model_facts.num_layers(settings.draft)
+    draft = id(support.weak_key(settings.draft)), support.num_layers(settings.draft)
     return repr((draft, type(verifier), fixed, [type(each) for each in settings.processors]))
 
 

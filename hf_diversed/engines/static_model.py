@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from hf_diversed import model_facts
+from hf_diversed import support
 from hf_diversed.cache import Windows, block_masks, enlarged
 from hf_diversed.engines.buffers import Buffers, States, capacity_for, pad_rows, pool, size_for
 from hf_diversed.engines.compiling import Compiler, Shape, cannot_be_traced
@@ -25,7 +25,7 @@ class Traits:
 
     windows: Windows
     dtype: torch.dtype
-    logits_to_keep: model_facts.LogitsToKeep
+    logits_to_keep: support.LogitsToKeep
     keep_hidden: bool
     skip_router_logits: bool
     max_id: int | None
@@ -103,8 +103,8 @@ class StaticModel(RaggedModel):
     def __init__(self, model: PreTrainedModel, *args, compiler: Compiler, **kwargs):
         super().__init__(model, *args, **kwargs)
         self._compiler, self.widths = compiler, {1, 2}  # the widths of draft steps
-        self._owner = model_facts.weak_key(model)
-        self._label = repr((id(self._owner), model_facts.num_layers(model)))
+        self._owner = support.weak_key(model)
+        self._label = repr((id(self._owner), support.num_layers(model)))
         self.traits = Traits(
             windows=self._cache.windows,
             dtype=self._dtype,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import CompileConfig, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
-from hf_diversed import model_facts
+from hf_diversed import support
 from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.generation.patching import install_hook
 from hf_diversed.generation.processing import CompletionStopStrings, stop_criterion
@@ -215,9 +215,7 @@ class Decoder:
         """
         models = {"target": self.pair.target, "draft": self.pair.draft}
         learned = {
-            role: model
-            for role, model in models.items()
-            if model is not None and model_facts.has_learned_positions(model)
+            role: model for role, model in models.items() if model is not None and support.has_learned_positions(model)
         }
         check_context("the data", list(map(len, prompts)), self.sampling.max_new_tokens, learned, "max_new_tokens")
 
@@ -334,7 +332,7 @@ def check_context(
     """
     if 0 in lengths:
         raise ValueError(f"prompt {lengths.index(0)} of {name} has no tokens; leave it out.")
-    contexts = {model: most for model, most in ((n, model_facts.max_positions(m)) for n, m in models.items()) if most}
+    contexts = {model: most for model, most in ((n, support.max_positions(m)) for n, m in models.items()) if most}
     if not contexts:
         return
     narrowest = min(contexts, key=contexts.__getitem__)

@@ -15,7 +15,7 @@ import numpy as np
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from hf_diversed import _compat, model_facts
+from hf_diversed import support
 from hf_diversed.evaluation.decoder import (
     Decoder,
     HeadLike,
@@ -39,7 +39,7 @@ _WARM_UP_TOKENS = 8
 _MOST_CUT_OFF = 0.05  # share of completions that end at the limit, above which a warning is logged
 _KEY = ("method", "batch", "sample")
 
-logger = _compat.get_logger(__name__)
+logger = support.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ def _identity(model: PreTrainedModel) -> dict:
     config = dict(model.generation_config.to_diff_dict())
     config.pop("transformers_version", None)
     return {
-        "name": model_facts.model_name(model),
+        "name": support.model_name(model),
         "parameters": model.num_parameters(),
         "weights": weights_digest(model),
         "dtype": str(model.dtype).removeprefix("torch."),

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from hf_diversed import model_facts
+from hf_diversed import support
 from hf_diversed.engines.buffers import size_for
 from hf_diversed.engines.compiling import Compiler, how_to_compile, warn_once, why_untraceable
 from hf_diversed.engines.static import StaticEngine
@@ -63,7 +63,7 @@ class Parts:
     @cached_property
     def keep_rows(self) -> bool:
         """Whether models process all rows in their order, because code of the user in them may index rows."""
-        return any(model_facts.has_user_code(each) for each in (self.request.model, self.draft) if each is not None)
+        return any(support.has_user_code(each) for each in (self.request.model, self.draft) if each is not None)
 
     @cached_property
     def only_library_code(self) -> bool:
@@ -71,7 +71,7 @@ class Parts:
         request = self.request
         used = [*self.verifier.components(), *request.processors, *request.criteria]
         used += [each for each in (self.random_source, request.streamer) if each is not None]
-        return not self.keep_rows and all(map(model_facts.is_library_code, used))
+        return not self.keep_rows and all(map(support.is_library_code, used))
 
     def engine(self) -> EagerEngine:
         """Return the static engine if it is requested and supports the call, else the eager one."""
@@ -96,7 +96,7 @@ class Parts:
                 reason = None if compile_config is None else why_untraceable(model, self.draft)
             if reason is None:
                 check_every_run = not self.only_library_code or streams_records
-                compiler = Compiler(compile_config, model_facts.base_model(model), check_every_run)
+                compiler = Compiler(compile_config, support.base_model(model), check_every_run)
             else:
                 warn_once(model, f'cache_implementation="static" has no effect: {reason}.')
         runner: Callable[..., Any] = partial(
@@ -127,7 +127,7 @@ class Parts:
         )
 
     def _drafter(self, runner: Callable[..., RaggedModel], rule: StoppingRule | None) -> Drafter:
-        vocab_size = model_facts.vocab_size(self.request.model)
+        vocab_size = support.vocab_size(self.request.model)
         ngram_size = read_integer(self.request.config.max_matching_ngram_size)
         if self.generators:
             return CandidateDrafter(

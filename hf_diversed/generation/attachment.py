@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_diversed import model_facts
+from hf_diversed import support
 from hf_diversed.generation import checks
 from hf_diversed.generation.options import ARGUMENTS, Options
 from hf_diversed.generation.patching import install_hook
@@ -70,7 +70,7 @@ def attach(
     if verifier is not None:
         resolve_verifier(None, verifier, **options.head_settings())
     install_hook()
-    entry = model_facts.base_model(model), AttachedOptions(assistant_model, options, num_assistant_tokens)
+    entry = support.base_model(model), AttachedOptions(assistant_model, options, num_assistant_tokens)
     _ATTACHED.set((*_ATTACHED.get(), entry))
     try:
         yield

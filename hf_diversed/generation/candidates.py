@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from hf_diversed import _compat, model_facts
+from hf_diversed import support
 from hf_diversed.blocks import DraftOutput
 from hf_diversed.generation.drafting import Drafter, first_columns, point_mass_block, to_vocabulary
 from hf_diversed.generation.options import CONSTANT, DEFAULT_NUM_ASSISTANT_TOKENS
@@ -64,7 +64,7 @@ def check_source(source: str, request: Request) -> None:
     if source == MTP:
         _check_prediction_layers(request)
     needed = _FIRST_TESTED.get(source, (0,))
-    if needed > _compat.RELEASE:
+    if needed > support.RELEASE:
         raise ValueError(
             f"{source} needs transformers {'.'.join(map(str, needed))} or newer: update transformers, or use another "
             "source of draft tokens."
@@ -83,7 +83,7 @@ def check_source(source: str, request: Request) -> None:
             raise ValueError(f"{source} does not support padding: remove the padding of the prompt.")
     for name in STOPPING_SETTINGS:
         value = getattr(request, name)
-        value = _compat.explicit_entry(config, name) if value is None else value
+        value = support.explicit_entry(config, name) if value is None else value
         if value and value != CONSTANT:
             raise ValueError(f"{name}={value!r} is not supported with {source}, whose draft blocks do not end early.")
     if request.random_source is not None:
@@ -97,7 +97,7 @@ def check_source(source: str, request: Request) -> None:
             f"{names}, or use another verifier."
         )
     if source != OWN or reads_target:
-        if model_facts.recurrent_states(request.model):
+        if support.recurrent_states(request.model):
             raise ValueError(f"{source} is not supported for targets with recurrent states; pass assistant_model=.")
         if config.prefill_chunk_size is not None:
             raise ValueError(f"prefill_chunk_size is not supported with {source}, which reads the prompt's states.")
@@ -153,7 +153,7 @@ def build_generators(source: str, request: Request, gamma: int, max_length: int)
         return request.own_generators
     config = copy.copy(request.config)
     config.max_length = max_length
-    generator = model_facts.base_model(request.model)._get_candidate_generator(
+    generator = support.base_model(request.model)._get_candidate_generator(
         generation_config=config,
         input_ids=request.input_ids,
         inputs_tensor=request.input_ids,
@@ -212,7 +212,7 @@ class CandidateDrafter(Drafter):
 
     def record_outputs(self, model: PreTrainedModel) -> Callable[..., Any]:
         """Return the target as a function that keeps its outputs for the generator."""
-        view = model_facts.recording_view(model)
+        view = support.recording_view(model)
 
         def run(**kwargs: Any) -> Any:
             overrides = dict(self.generators[0].model_kwargs_overrides)

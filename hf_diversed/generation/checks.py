@@ -3,14 +3,14 @@
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_diversed import _compat, model_facts
+from hf_diversed import support
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.generation.options import CONFIDENCE, CONSTANT
 from hf_diversed.generation.request import Request, check_head_and_verifier, is_set
 from hf_diversed.verifiers.base import Verifier, check_range, read_integer
 
 
-logger = _compat.get_logger(__name__)
+logger = support.get_logger(__name__)
 # Inputs that are used, and those without effect on the ids; `check_config` refuses outputs that would be returned.
 _TEXT_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
 _TEXT_INPUTS |= {"output_attentions", "output_hidden_states"}
@@ -37,11 +37,11 @@ def check_request(request: Request, source: str | None) -> None:
         check_model(draft, "draft")
         check_vocabularies(model, draft)
     check_config(config)
-    is_user_cache = _compat.is_user_cache(request.model_kwargs.get(_compat.CACHE_ARGUMENT))
+    is_user_cache = support.is_user_cache(request.model_kwargs.get(support.CACHE_ARGUMENT))
     check_inputs(model, request.input_ids, request.model_kwargs, is_user_cache)
     check_draft_source(draft, config, source)
     for processor in request.processors:
-        for refused, reason in _compat.REFUSED_PROCESSORS.items():
+        for refused, reason in support.REFUSED_PROCESSORS.items():
             if isinstance(processor, refused):
                 raise ValueError(
                     f"{type(processor).__name__} cannot be used with a verifier: {reason}. Drop one of them."
@@ -72,15 +72,15 @@ def check_learned_positions(
     Args:
         positions: of the prompts, long `[B, S]`. max_length: number of ids that a row can reach, padding included.
     """
-    most = model_facts.max_positions(draft)
-    if most is None or not model_facts.has_learned_positions(draft):
+    most = support.max_positions(draft)
+    if most is None or not support.has_learned_positions(draft):
         return
     reached = int(positions[:, -1].max()) + 1 + max_length - positions.shape[1]
     if most >= reached - 1:  # no model reads the last token
         return
-    if not model_facts.has_learned_positions(target) or most < (model_facts.max_positions(target) or 0):
+    if not support.has_learned_positions(target) or most < (support.max_positions(target) or 0):
         raise ValueError(
-            f"the draft model {type(model_facts.base_model(draft)).__name__} has {most} positions, but the call can "
+            f"the draft model {type(support.base_model(draft)).__name__} has {most} positions, but the call can "
             f"reach {reached} tokens; lower max_new_tokens, or use another draft model."
         )
 
@@ -94,7 +94,7 @@ def check_rotary_limit(model: PreTrainedModel, positions: torch.Tensor, max_leng
     Args:
         positions: of the prompts, long `[B, S]`. max_length: number of ids that a row can reach, padding included.
     """
-    found = model_facts.rotary_limit(model)
+    found = support.rotary_limit(model)
     if found is None or max_length <= found[0]:
         return
     limit, rope_type = found
@@ -102,7 +102,7 @@ def check_rotary_limit(model: PreTrainedModel, positions: torch.Tensor, max_leng
         return
     longer = f", or pass prompts of more than {limit + 1} ids" if rope_type == "longrope" else ""
     raise ValueError(
-        f"the target {type(model_facts.base_model(model)).__name__} changes its rotary frequencies at {limit} ids "
+        f"the target {type(support.base_model(model)).__name__} changes its rotary frequencies at {limit} ids "
         f"(type {rope_type!r}), and the call can reach {max_length}; lower max_new_tokens{longer}."
     )
 
@@ -124,7 +124,7 @@ def check_verifier(verifier: Verifier, context: DecodingContext) -> None:
             "(prompt_lookup_num_tokens) and greedy candidate generators lack; use a verifier that needs only p and "
             "the draft token, or only an assistant_model."
         )
-    config = None if context.target is None else model_facts.text_config(context.target)
+    config = None if context.target is None else support.text_config(context.target)
     if verifier.needs_hidden_states and getattr(config, "tie_last_hidden_states", None) is False:
         raise ValueError(
             f"{name} needs the last hidden state after the final norm, but the target's config has "
@@ -137,16 +137,16 @@ def check_verifier(verifier: Verifier, context: DecodingContext) -> None:
 
 def check_architecture(model: PreTrainedModel, role: str) -> None:
     """Raise if the cache of a model cannot be rolled back per row. `role` is "target" or "draft"."""
-    if not isinstance(model_facts.base_model(model), PreTrainedModel):
+    if not isinstance(support.base_model(model), PreTrainedModel):
         raise TypeError(
             f"the {role} must be a model of transformers (or a PEFT model around one), got {type(model).__name__}; "
             "load it with AutoModelForCausalLM.from_pretrained."
         )
-    name = type(model_facts.base_model(model)).__name__
-    if (reason := model_facts.cannot_roll_back(model)) is not None:
+    name = type(support.base_model(model)).__name__
+    if (reason := support.cannot_roll_back(model)) is not None:
         raise ValueError(f"the {role} {name} {reason}")
-    implementation = model_facts.attention_implementation(model)
-    if implementation not in model_facts.MASKED_ATTENTION:
+    implementation = support.attention_implementation(model)
+    if implementation not in support.MASKED_ATTENTION:
         raise ValueError(
             f"the {role} {name} uses attn_implementation={implementation!r}, which does not support 4D masks; load "
             'it with attn_implementation="sdpa" (or "eager").'
@@ -156,30 +156,30 @@ def check_architecture(model: PreTrainedModel, role: str) -> None:
 def check_model(model: PreTrainedModel, role: str) -> None:
     """`check_architecture`, and raise ValueError for models in a state that does not allow decoding."""
     check_architecture(model, role)
-    name = type(model_facts.base_model(model)).__name__
+    name = type(support.base_model(model)).__name__
     if model.get_output_embeddings() is None:
         raise ValueError(
             f"the {role} {name} has no output embedding, so it predicts no tokens; load it with AutoModelForCausalLM."
         )
-    if model_facts.device(model) is None:
+    if support.device(model) is None:
         raise ValueError(f"the {role} {name} has no weights (its device is meta); load it with from_pretrained.")
-    if model_facts.recomputes_activations(model):
+    if support.recomputes_activations(model):
         raise ValueError(
             f"the {role} {name} is in training mode with gradient checkpointing, which drops the cache; call "
             "model.eval() or model.gradient_checkpointing_disable() first."
         )
-    adapter = model_facts.prompt_learning_adapter(model)
+    adapter = support.prompt_learning_adapter(model)
     if adapter is not None:
         raise ValueError(
             f"the {role} {name} has a prompt-learning adapter ({adapter}), whose virtual tokens are not supported; "
             "use an adapter without them, such as LoRA."
         )
-    if "alora_offsets" in model_facts.peft_inputs(model):
+    if "alora_offsets" in support.peft_inputs(model):
         raise ValueError(
             f"the {role} {name} has an activated LoRA (aLoRA), whose start PEFT counts from the end of the prompt, "
             "which is wrong for blocks of draft tokens; use an adapter without alora_invocation_tokens."
         )
-    if model_facts.is_sharded(model):
+    if support.is_sharded(model):
         raise ValueError(f"the {role} {name} is sharded over processes (ZeRO-3 or FSDP); gather it first.")
 
 
@@ -187,17 +187,17 @@ def check_rows(model: PreTrainedModel, role: str, batch_size: int) -> None:
     """Raise ValueError for batch sizes > 1 if positions cannot differ per row, or if adapters belong to rows."""
     if batch_size == 1:
         return
-    name = type(model_facts.base_model(model)).__name__
+    name = type(support.base_model(model)).__name__
     for argument, advice in (
         ("adapter_names", "call set_adapter, and decode the prompts of each adapter in a call of their own"),
         ("task_ids", "decode the prompts one by one"),
     ):
-        if argument in model_facts.peft_inputs(model):
+        if argument in support.peft_inputs(model):
             raise ValueError(
                 f"the {role} {name} has an adapter or task per row ({argument}), but equal prompts are processed once "
                 f"and finished rows are removed: batch size must be 1, got {batch_size}; {advice}."
             )
-    if (reason := model_facts.needs_equal_rows(model)) is not None:
+    if (reason := support.needs_equal_rows(model)) is not None:
         raise ValueError(
             f"the {role} {name} {reason}, which is wrong for rows of different lengths: batch size must be 1, got "
             f"{batch_size}; decode the prompts one by one."
@@ -291,7 +291,7 @@ def check_draft_source(draft: PreTrainedModel | None, config: GenerationConfig, 
         )
     if len(sources) > 1 and source is not None:
         raise ValueError(f"{' and '.join(sources)} are two sources of draft tokens; pass only one.")
-    if len(sources) > 1 and model_facts.recurrent_states(draft):
+    if len(sources) > 1 and support.recurrent_states(draft):
         raise ValueError(
             f"{' and '.join(sources)} cannot be combined: the draft model has recurrent states, which cannot skip "
             "copied tokens; pass only one."
@@ -345,9 +345,9 @@ def check_inputs(
     if model_kwargs.get("inputs_embeds") is not None:
         raise ValueError("inputs_embeds are not supported: the draft model needs token ids. Pass input_ids.")
     for name, value in model_kwargs.items():
-        if value is None or name in _TEXT_INPUTS or name in _compat.CACHE_NAMES:
+        if value is None or name in _TEXT_INPUTS or name in support.CACHE_NAMES:
             continue
-        if name in TEXT_MARKERS and not model_facts.reads_token_types(model) and not torch.as_tensor(value).any():
+        if name in TEXT_MARKERS and not support.reads_token_types(model) and not torch.as_tensor(value).any():
             continue
         if name == "mm_encoder_outputs" and all(output is None for output in value.values()):
             continue
@@ -361,7 +361,7 @@ def check_inputs(
 
 def check_vocabularies(model: PreTrainedModel, draft: PreTrainedModel) -> None:
     """Raise ValueError if the vocabulary sizes differ by more than padding."""
-    target_size, draft_size = model_facts.vocab_size(model), model_facts.vocab_size(draft)
+    target_size, draft_size = support.vocab_size(model), support.vocab_size(draft)
     if abs(target_size - draft_size) > max(_LARGEST_PADDING, max(target_size, draft_size) // 100):
         raise ValueError(
             f"target and draft model have vocabularies of {target_size} and {draft_size} ids, which is more than "
@@ -396,12 +396,12 @@ def _special_ids(*tokenizers: PreTrainedTokenizerBase) -> set[int]:
 
 def check_known_ids(model: PreTrainedModel, draft: PreTrainedModel, input_ids: torch.Tensor) -> None:
     """Raise ValueError for prompts with ids that only the target embeds and no model emits, such as image tokens."""
-    known = model_facts.known_ids(draft)
-    if not model_facts.vocab_size(model) <= known < model_facts.known_ids(model):  # further logits are padding
+    known = support.known_ids(draft)
+    if not support.vocab_size(model) <= known < support.known_ids(model):  # further logits are padding
         return
     if (highest := int(input_ids.max())) >= known:
         raise ValueError(
-            f"the draft model {type(model_facts.base_model(draft)).__name__} embeds {known} ids, but the prompts have "
+            f"the draft model {type(support.base_model(draft)).__name__} embeds {known} ids, but the prompts have "
             f"the id {highest}, which only the target embeds; use another draft model, or remove the id."
         )
 

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from hf_diversed import _compat, model_facts
+from hf_diversed import support
 from hf_diversed.blocks import DraftOutput
 from hf_diversed.generation.confidence import StoppingRule
 from hf_diversed.generation.processing import BlockProcessor
@@ -186,7 +186,7 @@ def before_bans(
     Args:
         tokens: long `[B, N]`, already written after each row's last token. counts: number of tokens per row.
     """
-    bans = [each for each in processor.processors if type(each) not in _compat.WARPERS]
+    bans = [each for each in processor.processors if type(each) not in support.WARPERS]
     if not bans:
         return counts
     starts, kept = rows.lengths, [0] * len(tokens)
@@ -234,7 +234,7 @@ class ModelDrafter(Drafter):
         runner: Callable[..., RaggedModel],
         rule: StoppingRule | None = None,
     ):
-        known_ids = model_facts.known_ids(assistant_model)
+        known_ids = support.known_ids(assistant_model)
         self.model = runner(assistant_model, max_id=known_ids - 1 if known_ids < vocab_size else None)
         self.rows = rows
         self.processor = processor

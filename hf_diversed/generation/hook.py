@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList, StopStringCriteria
 
-from hf_diversed import _compat, model_facts
+from hf_diversed import support
 from hf_diversed.generation import checks
 from hf_diversed.generation.attachment import attached_to
 from hf_diversed.generation.options import ARGUMENTS, Options
@@ -60,13 +60,13 @@ def _generate_with_verifier(original, named: dict[str, Any], options: Options, a
         candidate_generator=options.candidate_generator,
     )
     changed = _take_over_stop_strings(arguments, tokenizer)
-    if arguments.setting("prompt_lookup_num_tokens") is not None and model_facts.recurrent_states(model):
+    if arguments.setting("prompt_lookup_num_tokens") is not None and support.recurrent_states(model):
         # Upstream refuses prompt lookup for models with recurrent states. Use a shallow copy that lacks the mark.
         changed = copy.copy(changed)
         changed._is_stateful = False
     for name in ("assistant_model", "custom_generate"):
         named.pop(name, None)
-    for name in checks.TEXT_MARKERS - model_facts.forward_inputs(model):  # all zeros, which upstream would reject
+    for name in checks.TEXT_MARKERS - support.forward_inputs(model):  # all zeros, which upstream would reject
         extra.pop(name, None)
     for name in ("num_assistant_tokens", *STOPPING_SETTINGS):
         extra.pop(name, None)
@@ -96,9 +96,9 @@ def _refuse_modes_of_upstream(arguments: Arguments) -> None:
         raise ValueError(checks.EARLY_EXIT)
     sources = {name: arguments.setting(name) for name in DRAFT_MODES}
     checks.check_return_sequences(arguments.setting("num_return_sequences"), sources)
-    inputs = model_facts.forward_inputs(model) | checks.TEXT_MARKERS
+    inputs = support.forward_inputs(model) | checks.TEXT_MARKERS
     given = {name: value for name, value in extra.items() if name in inputs}
-    is_user_cache = any(extra.get(name) is not None for name in _compat.CACHE_NAMES)
+    is_user_cache = any(extra.get(name) is not None for name in support.CACHE_NAMES)
     prompts = arguments.named.get("inputs")  # None in both places: upstream starts with BOS
     checks.check_inputs(model, extra.get("input_ids") if prompts is None else prompts, given, is_user_cache)
 
@@ -121,9 +121,9 @@ def _take_over_stop_strings(arguments: Arguments, tokenizer) -> PreTrainedModel:
     named["stopping_criteria"] = criteria
     arguments.extra.pop("stop_strings", None)
     config = named.get("generation_config")
-    if config is not None and _compat.config_entry(config, "stop_strings") is not None:
+    if config is not None and support.config_entry(config, "stop_strings") is not None:
         named["generation_config"] = _without_stop_strings(config)
-    if _compat.config_entry(model.generation_config, "stop_strings") is not None:
+    if support.config_entry(model.generation_config, "stop_strings") is not None:
         twin = copy.copy(model)  # shares the weights
         twin.generation_config = _without_stop_strings(model.generation_config)
         return twin

@@ -14,7 +14,7 @@ from transformers import (
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.streamers import BaseStreamer
 
-from hf_diversed import _compat, model_facts
+from hf_diversed import support
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.engines.buffers import gamma_for
 from hf_diversed.generation import checks
@@ -44,7 +44,7 @@ from hf_diversed.sampling import RandomSource
 from hf_diversed.verifiers.base import Verifier, read_integer
 
 
-logger = _compat.get_logger(__name__)
+logger = support.get_logger(__name__)
 MOST_COLUMNS = 2**31  # ids per row, in place of limits that no tensor can hold: `model_max_length` may be 1e30
 
 
@@ -208,7 +208,7 @@ def plan(request: Request) -> Plan:
     if source is not None:
         check_source(source, request)
         draft = None
-    criteria = _compat.sort_criteria(request.criteria)
+    criteria = support.sort_criteria(request.criteria)
     # A `MaxLengthCriteria` of the caller takes precedence; at least one token is generated.
     max_length = max(min(criteria.max_lengths, default=config.max_length), request.input_ids.shape[1] + 1)
     max_length = min(max_length, MOST_COLUMNS)
@@ -219,10 +219,10 @@ def plan(request: Request) -> Plan:
         max_length,
         lengths.maximum,
         criteria.eos_ids,
-        _compat.pad_token_id(config),
-        readable=model_facts.readable_columns(request.model, prompt_positions(request)),
+        support.pad_token_id(config),
+        readable=support.readable_columns(request.model, prompt_positions(request)),
     )
-    check_processors(request.processors, rows, model_facts.vocab_size(request.model))
+    check_processors(request.processors, rows, support.vocab_size(request.model))
     parts = Parts(
         request=request,
         draft=draft,
@@ -322,8 +322,8 @@ def _random_source(request: Request) -> RandomSource | None:
 def _stopping_setting(request: Request, name: str):
     """Return a setting of the call, else of the draft model's generation config; None if neither sets it."""
     assistant = request.assistant_model
-    draft_setting = None if assistant is None else _compat.config_entry(assistant.generation_config, name)
-    sources = getattr(request, name), _compat.explicit_entry(request.config, name), draft_setting
+    draft_setting = None if assistant is None else support.config_entry(assistant.generation_config, name)
+    sources = getattr(request, name), support.explicit_entry(request.config, name), draft_setting
     return next((value for value in sources if value is not None), None)
 
 
@@ -340,20 +340,20 @@ def _context(request: Request, source: str | None, draft: PreTrainedModel | None
     if source is not None:
         draft_hidden_size = None if is_point_mass(source) else 0
     elif draft is not None and config.prompt_lookup_num_tokens is None:
-        draft_hidden_size = model_facts.hidden_width(draft)
+        draft_hidden_size = support.hidden_width(draft)
     if config.do_sample:
         temperature = 1.0 if config.temperature is None else config.temperature
     return DecodingContext(
         batch_size=batch_size,
         num_prompts=batch_size // (config.num_return_sequences or 1),
-        vocab_size=model_facts.vocab_size(request.model),
+        vocab_size=support.vocab_size(request.model),
         temperature=temperature,
-        target_hidden_size=model_facts.hidden_width(request.model),
+        target_hidden_size=support.hidden_width(request.model),
         draft_hidden_size=draft_hidden_size,
-        target_name=model_facts.model_name(request.model),
-        draft_name=(source or "") if draft_model is None else model_facts.model_name(draft_model),
-        target=model_facts.base_model(request.model),
-        draft=None if assistant is None else model_facts.base_model(assistant),
+        target_name=support.model_name(request.model),
+        draft_name=(source or "") if draft_model is None else support.model_name(draft_model),
+        target=support.base_model(request.model),
+        draft=None if assistant is None else support.base_model(assistant),
     )
 
 
@@ -370,8 +370,8 @@ def requested_gamma(
             f"prompt_lookup_num_tokens={looked_up} sets the number of draft tokens, and "
             f"num_assistant_tokens={num_assistant_tokens} differs from it; pass only the first."
         )
-    draft_setting = _compat.config_entry(getattr(draft, "generation_config", None), "num_assistant_tokens")
-    call_settings = (looked_up, num_assistant_tokens, _compat.explicit_entry(config, "num_assistant_tokens"))
+    draft_setting = support.config_entry(getattr(draft, "generation_config", None), "num_assistant_tokens")
+    call_settings = (looked_up, num_assistant_tokens, support.explicit_entry(config, "num_assistant_tokens"))
     chosen = (*call_settings, verifier.num_assistant_tokens, draft_setting)
     given = next((count for count in chosen if count is not None), None)
     gamma = read_integer(given)

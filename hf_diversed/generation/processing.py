@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerBase, StoppingCriteria, StopStringCriteria
 
-from hf_diversed import _compat
+from hf_diversed import support
 from hf_diversed.generation.rows import RUNNING, PerRow, RaggedRows, is_one_of
 
 
@@ -34,7 +34,7 @@ class BlockProcessor:
     def __init__(self, processors: Iterable[LogitsProcessor]):
         self.processors = list(processors)
         # Whether some processor is not pointwise, and so is called once per column.
-        self.reads_prefix = any(type(each) not in _compat.POINTWISE_PROCESSORS for each in self.processors)
+        self.reads_prefix = any(type(each) not in support.POINTWISE_PROCESSORS for each in self.processors)
 
     def __call__(self, rows: RaggedRows, scores: torch.Tensor, offset: int, counts: PerRow) -> torch.Tensor:
         """Process scores float32 `[B, N, V]`; position k of row i follows its first `lengths[i] + offset + k` ids.
@@ -44,7 +44,7 @@ class BlockProcessor:
         """
 
         for processor in self.processors:
-            if type(processor) in _compat.POINTWISE_PROCESSORS:
+            if type(processor) in support.POINTWISE_PROCESSORS:
                 scores = run_pointwise(processor, scores)
             else:
                 scores = self._by_column(processor, rows, scores, offset, counts)
@@ -58,7 +58,7 @@ class BlockProcessor:
             [column if end is None else min(column, end) for column, end in zip(reached, rows.ends)],
             torch.minimum(starts.device + (counts.device - 1).clamp_min(0), rows.ends_device),
         )
-        takes_any_rows = type(processor) in _compat.ROWWISE_PROCESSORS
+        takes_any_rows = type(processor) in support.ROWWISE_PROCESSORS
         numbers = counts.host if takes_any_rows else _until_eos(rows, offset, counts.host)
         rows_at = Counter(start + k for start, count in zip(starts.host, numbers) for k in range(count))
         for column, num_rows in sorted(rows_at.items()):
@@ -85,7 +85,7 @@ def check_processors(processors: Iterable[LogitsProcessor], rows: RaggedRows, vo
     """
     scores = torch.linspace(0, 1, vocab_size, dtype=torch.float32, device=rows.ids.device).repeat(len(rows.ids), 1)
     for processor in processors:
-        if type(processor) in _compat.POINTWISE_PROCESSORS | _compat.ROWWISE_PROCESSORS:  # without state and user code
+        if type(processor) in support.POINTWISE_PROCESSORS | support.ROWWISE_PROCESSORS:  # without state and user code
             continue
         attributes = getattr(processor, "__dict__", {})
         before, fault, cause = attributes.copy(), "", None
@@ -190,7 +190,7 @@ class StopTracker:
             continue until all have stopped (without EOS).
     """
 
-    def __init__(self, rows: RaggedRows, criteria: _compat.Criteria):
+    def __init__(self, rows: RaggedRows, criteria: support.Criteria):
         self.rows, self.criteria, self._pads = rows, criteria.others, criteria.pads_stopped_rows
         only_strings = all(type(each) in (StopStringCriteria, CompletionStopStrings) for each in self.criteria)
         self.needs_all_rows = bool(self.criteria) and not (only_strings and self._pads)

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from hf_diversed import _compat, model_facts
+from hf_diversed import support
 from hf_diversed.cache import Masks, RaggedCache
 from hf_diversed.generation.rows import PerRow, RaggedRows
 
@@ -39,20 +39,20 @@ class RaggedModel:
     ):
         self._rows = rows
         self._keep_rows = keep_rows
-        self.model = model_facts.recording_view(model) if keep_hidden else model
-        self.device = model_facts.device(model) or position_ids.device
+        self.model = support.recording_view(model) if keep_hidden else model
+        self.device = support.device(model) or position_ids.device
         self._dtype = model.dtype  # device and dtype are properties that iterate over all parameters
         self.keep_hidden = keep_hidden
         self.num_forwards = 0
         self._max_id = max_id
         self._prompt_mask = None if prompt_mask is None else prompt_mask.to(self.device, torch.long)
-        states = model_facts.recurrent_states(model)
+        states = support.recurrent_states(model)
         limit = rows.limit + self.spare_columns  # columns, rejected and padding tokens included
         self._positions, self._prompt_length = position_ids.to(self.device), position_ids.shape[1]
         real = None if self._prompt_mask is None else self._prompt_mask.bool()
-        self._cache = RaggedCache(model_facts.num_layers(model), limit, real, model_facts.mask_windows(model), states)
-        self._logits_to_keep = model_facts.logits_to_keep(model)
-        self._skip_router_logits = bool(getattr(model_facts.text_config(model), "output_router_logits", False))
+        self._cache = RaggedCache(support.num_layers(model), limit, real, support.mask_windows(model), states)
+        self._logits_to_keep = support.logits_to_keep(model)
+        self._skip_router_logits = bool(getattr(support.text_config(model), "output_router_logits", False))
 
     def positions(self, count: int) -> torch.Tensor:
         """Return the positions of at least the first `count` columns, long `[B, N]`."""
@@ -159,7 +159,7 @@ def run_model(
     positions: torch.Tensor,
     cache: Cache,
     keep: int,
-    logits_to_keep: model_facts.LogitsToKeep,
+    logits_to_keep: support.LogitsToKeep,
     skip_router_logits: bool,
     hidden: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -183,7 +183,7 @@ def run_model(
         position_ids=positions,
         use_cache=True,
         return_dict=True,
-        **{_compat.CACHE_ARGUMENT: cache},
+        **{support.CACHE_ARGUMENT: cache},
         **extra,
     )
     logits = outputs.logits[:, -keep:].float()

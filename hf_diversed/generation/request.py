@@ -15,7 +15,7 @@ from transformers import (
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.streamers import BaseStreamer
 
-from hf_diversed import _compat, model_facts
+from hf_diversed import support
 from hf_diversed.generation.options import ARGUMENTS, Options
 from hf_diversed.head import DiversedHead, load_head
 from hf_diversed.sampling import RandomSource
@@ -91,13 +91,13 @@ class Arguments:
         """
         if name in self.extra:
             return self.extra[name]
-        return _compat.config_entry(self.named.get("generation_config"), name)
+        return support.config_entry(self.named.get("generation_config"), name)
 
     def setting(self, name: str):
         """Return `call_setting`, with the generation config of the model as fallback."""
         if name in self.extra:
             return self.extra[name]
-        return _first(self.call_setting(name), _compat.config_entry(self.model.generation_config, name))
+        return _first(self.call_setting(name), support.config_entry(self.model.generation_config, name))
 
     def drafting(self, candidate_generator: object) -> tuple[PreTrainedModel | None, int | None]:
         """Return the draft model, None for other sources, and gamma, None if unset.
@@ -128,7 +128,7 @@ class Arguments:
         if chosen.diversed_head is not None:
             attached_settings = attached if chosen is attached else Options()
             sources += [self.call_setting, lambda name: getattr(attached_settings, name), self.setting]
-        settings, device = _first_settings(sources), model_facts.device(self.model)
+        settings, device = _first_settings(sources), support.device(self.model)
         return resolve_verifier(chosen.diversed_head, chosen.verifier, device, **settings)
 
 

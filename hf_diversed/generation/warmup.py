@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 
-from hf_diversed import model_facts
+from hf_diversed import support
 from hf_diversed.engines.buffers import SMALLEST_CAPACITY
 from hf_diversed.engines.compiling import how_to_compile
 from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
@@ -105,7 +105,7 @@ def warmup(
 
 def _decode(model: PreTrainedModel, rows: int, length: int, options: dict[str, Any]) -> CompileStats:
     """Decode random prompts, without a change of the random state."""
-    ids = min(map(model_facts.known_ids, (model, options["assistant_model"])))
+    ids = min(map(support.known_ids, (model, options["assistant_model"])))
     # By default torch saves the state of every GPU, which creates a context on each.
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(0)
@@ -126,7 +126,7 @@ def prompt_lengths(max_length: int, gamma: int) -> Iterator[int]:
 
 
 def _most_positions(*models: PreTrainedModel) -> int:
-    return min((most for model in models if (most := model_facts.max_positions(model)) is not None), default=2**31)
+    return min((most for model in models if (most := support.max_positions(model)) is not None), default=2**31)
 
 
 def _check(

@@ -5,11 +5,11 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_diversed import _compat, model_facts
+from hf_diversed import support
 from hf_diversed.provenance import weights_digest
 
 
-logger = _compat.get_logger(__name__)
+logger = support.get_logger(__name__)
 
 HEAD_TYPES = ("linear", "mlp")
 FEATURES = ("hidden", "distribution", "both")
@@ -130,16 +130,16 @@ class DiversedHeadConfig(PreTrainedConfig):
         Args:
             draft: the draft model; None for prompt lookup.
         """
-        draft_width = cls.draft_hidden_size if draft is None else model_facts.hidden_width(draft)
-        return cls(model_facts.hidden_width(target), draft_width, **(cls.about_pair(target, draft) | kwargs))
+        draft_width = cls.draft_hidden_size if draft is None else support.hidden_width(draft)
+        return cls(support.hidden_width(target), draft_width, **(cls.about_pair(target, draft) | kwargs))
 
     @staticmethod
     def about_pair(target: PreTrainedModel, draft: PreTrainedModel | None) -> dict[str, Any]:
         """Return the settings that identify a pair: vocabulary size, names and digests."""
         return {
-            "vocab_size": model_facts.vocab_size(target),
-            "base_model_name_or_path": model_facts.model_name(target) or None,
-            "base_model_digest": weights_digest(model_facts.base_model(target)),
-            "assistant_model_name_or_path": LOOKED_UP if draft is None else model_facts.model_name(draft) or None,
-            "assistant_model_digest": None if draft is None else weights_digest(model_facts.base_model(draft)),
+            "vocab_size": support.vocab_size(target),
+            "base_model_name_or_path": support.model_name(target) or None,
+            "base_model_digest": weights_digest(support.base_model(target)),
+            "assistant_model_name_or_path": LOOKED_UP if draft is None else support.model_name(draft) or None,
+            "assistant_model_digest": None if draft is None else weights_digest(support.base_model(draft)),
         }

@@ -6,7 +6,7 @@ The script therefore contains that name.
 
 from typing import Any
 
-from hf_diversed import model_facts
+from hf_diversed import support
 from hf_diversed.generation.patching import install_hook
 from hf_diversed.head import load_head
 
@@ -48,6 +48,6 @@ def generate_with(repo_id: str, pushed: str, model: Any, /, **kwargs: Any) -> An
             raise ValueError(f"custom_generate={repo_id!r} uses its own head; remove {name}=.")
     revision = kwargs.pop("revision", None) or pushed
     hub = {name: kwargs.pop(name) for name in _DOWNLOAD if name in kwargs}
-    head = load_head(f"{repo_id}@{revision}", model_facts.device(model), **hub)
+    head = load_head(f"{repo_id}@{revision}", support.device(model), **hub)
     install_hook()
     return type(model).generate(model, **kwargs, diversed_head=head)

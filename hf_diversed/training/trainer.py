@@ -17,7 +17,7 @@ from huggingface_hub import CommitInfo
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerControl
 from transformers.trainer_utils import HubStrategy, IntervalStrategy
 
-from hf_diversed import _compat, model_facts
+from hf_diversed import support
 from hf_diversed.evaluation.decoder import Method, Sampling, check_context, encode
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.provenance import module_digest, provenance, publishable
@@ -39,7 +39,7 @@ from hf_diversed.verifiers.base import AS_TRAINED
 from hf_diversed.zoo.loader import Pair, load_tokenizer
 
 
-logger = _compat.get_logger(__name__)
+logger = support.get_logger(__name__)
 
 
 @dataclasses.dataclass(eq=False)
@@ -496,7 +496,7 @@ def load_frozen(model: PreTrainedModel | str, args: DiversedConfig) -> PreTraine
 
 def target_tokenizer(target: PreTrainedModel | str) -> PreTrainedTokenizerBase:
     """Return the target's tokenizer, padding on the left."""
-    name = target if isinstance(target, str) else model_facts.base_model(target).name_or_path
+    name = target if isinstance(target, str) else support.base_model(target).name_or_path
     if not name:
         raise ValueError("the tokenizer cannot be found for a target without a name; pass processing_class=.")
     return load_tokenizer(name)

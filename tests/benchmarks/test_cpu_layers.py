@@ -7,7 +7,7 @@ import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from benchmarks import cpu_layers
-from hf_diversed.model_facts import has_user_code
+from hf_diversed.support import has_user_code
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -12,7 +12,7 @@ import transformers as tf
 from transformers import CompileConfig
 
 import hf_diversed
-from hf_diversed import DiversedVerifier, StaticEnsembleVerifier, model_facts
+from hf_diversed import DiversedVerifier, StaticEnsembleVerifier, support
 from hf_diversed.engines import compiling, static
 from hf_diversed.engines.buffers import pool
 from tests.engines.modes import (
@@ -174,9 +174,9 @@ def test_stop_strings_of_the_generation_config_compile_once(pair):
 def test_views_share_the_key_of_their_model(pair, monkeypatch):
     """Catches functions with hidden states that later calls do not recognise as compiled."""
     model = pair[0]
-    for view in (model_facts.recording_view(model), copy.copy(model)):
-        assert model_facts.weak_key(view) is model.get_input_embeddings()
-        assert model_facts.weak_key(model_facts.recording_view(view)) is model.get_input_embeddings()
+    for view in (support.recording_view(model), copy.copy(model)):
+        assert support.weak_key(view) is model.get_input_embeddings()
+        assert support.weak_key(support.recording_view(view)) is model.get_input_embeddings()
     keep_functions_untraced(monkeypatch)
     for _ in range(2):
         decode(pair, TRACED, DiversedVerifier(tiny_head(features="both")))

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from hf_diversed import FLyVerifier, SpeculativeStats, diversed_decoding
-from hf_diversed._compat import WARPERS
 from hf_diversed.generation import planning
 from hf_diversed.generation.rows import RaggedRows
+from hf_diversed.support import WARPERS
 from tests.engines.modes import STATIC
 from tests.fuzz.strategies import Case, cases, pair
 from tests.reference import Lookup, Recorder, naive_decoding

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers as tf
 
-from hf_diversed import DiversedVerifier, LosslessVerifier, model_facts
+from hf_diversed import DiversedVerifier, LosslessVerifier, support
 from hf_diversed.generation import ragged_model
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.rows import PerRow, RaggedRows
@@ -32,7 +32,7 @@ PROMPT, NEW, GAMMA = 9, 12, 4  # 21 tokens in all: well beyond the sliding windo
 def pair(request):
     architecture, attention = request.param
     target = tiny.tiny_model(architecture, attention=attention)
-    assert model_facts.attention_implementation(target) == attention
+    assert support.attention_implementation(target) == attention
     return target, tiny.tiny_draft(target)
 
 
@@ -79,7 +79,7 @@ def test_ragged_batch_is_its_single_runs(pair):
     """Catches rounds that end elsewhere in a batch than alone: relaxed distributions depend on where a round ends."""
     target, _ = pair
     draft, inputs, new = tiny.tiny_draft(target, noise=0.35), tiny.ragged_batch(4, PROMPT), 7
-    width = model_facts.hidden_width(target)
+    width = support.hidden_width(target)
     verifier = DiversedVerifier(tiny.tiny_head(target_hidden_size=width, draft_hidden_size=width))
     batch = decode(target, draft, inputs, verifier, max_new_tokens=new)
     for row in range(4):
@@ -225,7 +225,7 @@ def test_texts_may_end_at_the_last_learned_position(name, source):
     """Catches draft tokens and padding that index the table out of range where `max_length` exceeds it, and positions
     that are used twice instead of an error."""
     target = tiny.tiny_model(name)
-    limit = model_facts.max_positions(target)
+    limit = support.max_positions(target)
     draft, inputs = tiny.tiny_draft(target), tiny.ragged_batch(2, limit - 6)
     inputs = {key: torch.cat([value, value[:1]]) for key, value in inputs.items()}
     call = {"do_sample": False, "max_length": limit + 20}
@@ -310,5 +310,5 @@ def test_quantized_modules(quantized):
     given = {"diversed_head": tiny.tiny_head(), "diversed_strictness": 1.0}
     call = {**tiny.ragged_batch(), "do_sample": False, "max_new_tokens": NEW}
     for target, draft in ((small[0], models[1]), (models[0], small[1])):
-        assert model_facts.vocab_size(target) == model_facts.known_ids(draft) == tiny.VOCAB_SIZE
+        assert support.vocab_size(target) == support.known_ids(draft) == tiny.VOCAB_SIZE
         assert torch.equal(target.generate(**call, assistant_model=draft, **given), target.generate(**call))

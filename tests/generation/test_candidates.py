@@ -8,7 +8,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.modeling_layers import MtpModel
 
 import hf_diversed
-from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier, _compat, model_facts
+from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier, support
 from hf_diversed.generation.candidates import CandidateDrafter
 from hf_diversed.sampling import RandomSource
 from tests.generation import sources
@@ -289,14 +289,14 @@ def test_an_attached_draft_model_is_not_used(name):
 
 @pytest.mark.parametrize("name", sources.parameters(["mtp:mellum", "dflash"]))
 def test_releases_that_return_other_logits_are_refused(name, monkeypatch):
-    monkeypatch.setattr(_compat, "RELEASE", (5, 22))
+    monkeypatch.setattr(support, "RELEASE", (5, 22))
     with pytest.raises(ValueError, match=r"needs transformers 5\.23 or newer"):
         decode(sources.SOURCES[name]())
 
 
 def test_targets_with_recurrent_states_are_refused(monkeypatch):
     source = sources.own_from_states()
-    monkeypatch.setattr(model_facts, "recurrent_states", lambda model: {0})
+    monkeypatch.setattr(support, "recurrent_states", lambda model: {0})
     with pytest.raises(ValueError, match="not supported for targets with recurrent states"):
         decode(source)
 

@@ -15,9 +15,9 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers.generation import stopping_criteria as sc
 
 from hf_diversed import LosslessVerifier
-from hf_diversed._compat import sort_criteria
 from hf_diversed.generation.processing import StopTracker, stop_criterion
 from hf_diversed.generation.rows import PerRow, RaggedRows
+from hf_diversed.support import sort_criteria
 from tests import tiny
 from tests.engines.modes import STATIC, TRACED
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as lp
 
-from hf_diversed import LosslessVerifier, _compat
+from hf_diversed import LosslessVerifier, support
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.rows import PerRow, RaggedRows
 from tests import tiny, versions
@@ -123,9 +123,9 @@ def test_table_covers_every_processor_of_transformers():
     members = [member for member in vars(lp).values() if isinstance(member, type)]
     known = {m for m in members if issubclass(m, lp.LogitsProcessor) and m is not lp.LogitsProcessor}
     assert len(known) >= 30
-    assert set(SERVED) | set(_compat.REFUSED_PROCESSORS) == known
-    assert not set(SERVED) & set(_compat.REFUSED_PROCESSORS)
-    assert set(SERVED) > _compat.POINTWISE_PROCESSORS
+    assert set(SERVED) | set(support.REFUSED_PROCESSORS) == known
+    assert not set(SERVED) & set(support.REFUSED_PROCESSORS)
+    assert set(SERVED) > support.POINTWISE_PROCESSORS
 
 
 @pytest.mark.parametrize("kwargs", CASES)
@@ -160,7 +160,7 @@ def test_processors_receive_the_rows_that_have_a_position(pair, monkeypatch):
     assert sum(sizes) < 0.7 * 4 * len(sizes)
 
 
-@pytest.mark.parametrize("cls", _compat.REFUSED_PROCESSORS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", support.REFUSED_PROCESSORS, ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("derived", [False, True], ids=["itself", "subclass"])
 def test_refused_by_name(pair, cls, derived):
     """Catches processors that call models or count calls, also under the name of a subclass."""

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, diversed_decoding, model_facts
+from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, diversed_decoding, support
 from hf_diversed.engines.static import StaticEngine
 from hf_diversed.generation import decoding, recurrent_model
 from hf_diversed.generation.recurrent_model import open_model
@@ -212,4 +212,4 @@ def test_logits_narrower_than_the_output_embedding():
     target = copy.deepcopy(hybrid("inkling_text"))
     target.config.unpadded_vocab_size = VOCAB_SIZE - 5
     with torch.no_grad():
-        assert target(prompt()).logits.shape[-1] == model_facts.vocab_size(target) == VOCAB_SIZE - 5
+        assert target(prompt()).logits.shape[-1] == support.vocab_size(target) == VOCAB_SIZE - 5

@@ -20,8 +20,7 @@ from hf_diversed import (
     DiversedHeadConfig,
     LosslessVerifier,
     StaticEnsembleVerifier,
-    _compat,
-    model_facts,
+    support,
 )
 from hf_diversed.verifiers import ContrastiveVerifier, PhaseVerifier
 from tests import tiny, versions
@@ -363,7 +362,7 @@ REFUSED = [
     # inputs
     *(
         refused(generate(**{name: tf.DynamicCache()}), "past_key_values= or cache=; Pass the whole prompt")
-        for name in _compat.CACHE_NAMES
+        for name in support.CACHE_NAMES
     ),
     refused(
         lambda: BENCH.generate(input_ids=MISSING, inputs_embeds=torch.zeros(2, 6, 32)), "inputs_embeds; Pass input_ids"
@@ -494,7 +493,7 @@ def modules_run():
 def test_refused_by_name_before_any_forward(call, words, error, patch, monkeypatch):
     """Catches a mode that is ignored, fails during decoding, or raises an error of upstream about something else."""
     if patch:
-        monkeypatch.setattr(model_facts, patch, lambda *args: True)
+        monkeypatch.setattr(support, patch, lambda *args: True)
     with modules_run() as ran, pytest.raises(error) as raised:
         call()
     assert ran == []

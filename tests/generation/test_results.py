@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hf_diversed
-from hf_diversed import _compat
+from hf_diversed import support
 from tests.tiny import Listener, generate, ragged_batch, tiny_head
 
 
@@ -52,7 +52,7 @@ def test_token_records(pair):
         full = torch.softmax(target(**_with_mask(out.sequences, ragged_batch()["attention_mask"])).logits, -1)
     p = full[:, 8:-1].gather(-1, new[..., None]).squeeze(-1)
     assert torch.allclose(records.p[real], p[real], atol=1e-4)
-    assert getattr(out, _compat.CACHE_ARGUMENT) is None
+    assert getattr(out, support.CACHE_ARGUMENT) is None
 
 
 def test_log_prob_of_emitted_tokens(pair):

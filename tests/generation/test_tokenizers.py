@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from hf_diversed.generation.checks import check_tokenizers
-from hf_diversed.model_facts import model_name
+from hf_diversed.support import model_name
 from tests.tiny import EOS, PAD, tiny_draft, tiny_model
 
 

@@ -1,22 +1,94 @@
-"""Facts about a model of transformers or peft: its layers, cache, positions, vocabulary, hooks and name."""
+"""All facts about models, logits processors and releases of transformers: tables first, then functions.
+
+`tests/testpy` fails if a release of transformers changes one of the internals that this module reads.
+"""
 
 import functools
 import inspect
+import logging
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import transformers
+from packaging.version import Version
 from torch import nn
 from torch.nn.modules import module as _module
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.distributed.fsdp import is_fsdp_managed_module
+from transformers.generation import logits_process as lp
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
-from hf_diversed import _compat
 
+# --- Releases ---
+RELEASE = Version(transformers.__version__).release
+_MARKS_USER_CACHES = RELEASE >= (5, 17)
+
+TESTED_TRANSFORMERS = "5.16.1 to 5.24"  # as in pyproject.toml
+
+# Argument of a model's forward for its cache, and all names that `generate` accepts for it.
+CACHE_ARGUMENT = "cache" if RELEASE >= (5, 24) else "past_key_values"
+CACHE_NAMES = ("cache", "past_key_values")
+
+# --- Logits processors ---
+
+# Processors that reshape a distribution. The tokens they remove depend on the scores, not on the prefix.
+WARPERS = frozenset(
+    {
+        lp.TemperatureLogitsWarper,
+        lp.TopKLogitsWarper,
+        lp.TopPLogitsWarper,
+        lp.MinPLogitsWarper,
+        lp.TypicalLogitsWarper,
+        lp.EpsilonLogitsWarper,
+        lp.EtaLogitsWarper,
+        lp.TopHLogitsWarper,
+    }
+)
+
+# Processors of single positions. They use neither prefix nor row, so one call processes a whole block. Top-h is not
+# included, as compiling it has not been tested.
+POINTWISE_PROCESSORS = (WARPERS - {lp.TopHLogitsWarper}) | {
+    lp.SuppressTokensLogitsProcessor,
+    lp.InfNanRemoveLogitsProcessor,
+    lp.LogitNormalization,
+}
+
+# Processors that read the prefix of a row, but not its index or other rows; a repetition penalty may have one number
+# of ignored tokens per row.
+ROWWISE_PROCESSORS = frozenset(
+    {
+        lp.RepetitionPenaltyLogitsProcessor,
+        lp.NoRepeatNGramLogitsProcessor,
+        lp.NoBadWordsLogitsProcessor,
+        lp.SequenceBiasLogitsProcessor,
+        lp.MinLengthLogitsProcessor,
+        lp.MinNewTokensLengthLogitsProcessor,
+        lp.ForcedBOSTokenLogitsProcessor,
+        lp.ForcedEOSTokenLogitsProcessor,
+        lp.SuppressTokensAtBeginLogitsProcessor,
+        lp.ExponentialDecayLengthPenalty,
+    }
+)
+
+# Processors that call a model, count calls or are for other modalities: wrong for rows of different lengths.
+REFUSED_PROCESSORS = {
+    lp.UnbatchedClassifierFreeGuidanceLogitsProcessor: "it runs the model itself, token by token (`guidance_scale`)",
+    lp.ClassifierFreeGuidanceLogitsProcessor: "it expects a doubled batch",
+    lp.SynthIDTextWatermarkLogitsProcessor: "it counts its calls (SynthID watermark)",
+    lp.WhisperTimeStampLogitsProcessor: "it is made for speech",
+    lp.AlternatingCodebooksLogitsProcessor: "it is made for audio codebooks",
+    lp.BarkEosPrioritizerLogitsProcessor: "it is made for audio",
+    lp.DiaClassifierFreeGuidanceLogitsProcessor: "it is made for audio",
+    lp.DiaEOSChannelFilterLogitsProcessor: "it is made for audio",
+    lp.DiaEOSDelayPatternLogitsProcessor: "it is made for audio",
+    lp.WhisperNoSpeechDetection: "it is made for speech",
+}
+
+# --- Models ---
 
 MASKED_ATTENTION = ("sdpa", "eager")
 LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -25,7 +97,6 @@ LAYER_TYPES = {"full_attention", "sliding_attention"}
 RECURRENT_LAYER_TYPES = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 _ATTENTION_OF_HYBRIDS = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
 _STATELESS_LAYER_TYPES = {"mlp", "moe"}
-_VIEWED = "_viewed_module"  # attribute of the modules of a view
 # Models with such layers whose forward over several tokens continues the cached states, as `make families` shows.
 _CONTINUES_STATES = {
     *("bailing_hybrid", "bamba", "falcon_h1", "granitemoehybrid", "inkling2_text", "inkling_text", "kimi_linear"),
@@ -45,9 +116,17 @@ _ODD_CACHES = {
     **dict.fromkeys(("falcon_mamba", "jamba", "mamba", "zamba"), "ignores its state when it reads several tokens"),
 }
 
-if _compat.RELEASE < (5, 19):
+if RELEASE < (5, 19):
     _MISREAD = "computes wrong masks for several tokens in transformers before 5.19"
     _ODD_CACHES |= dict.fromkeys(("big_bird", "doge", "git", "megatron-bert", "rembert", "roformer"), _MISREAD)
+
+# Libraries whose code does not index rows: those of models and of quantized layers.
+_LIBRARIES = {
+    *("torch", "transformers", "peft", "accelerate", __package__),
+    *("bitsandbytes", "torchao", "compressed_tensors", "gptqmodel", "hqq", "liger_kernel", "optimum"),
+}
+_VIEWED = "_viewed_module"  # attribute of the modules of a view
+LogitsToKeep = Literal["all", "number", "index"]
 
 
 def text_config(model: PreTrainedModel):
@@ -144,14 +223,14 @@ def cannot_roll_back(model: PreTrainedModel) -> str | None:
     reason = _ODD_CACHES.get(config.model_type)
     if reason is None and (kinds := _refused_layers(model)):
         remedy = "use a model with full or sliding-window attention only."
-        if config.model_type in _CONTINUES_STATES and _compat.RELEASE < (5, 23):
+        if config.model_type in _CONTINUES_STATES and RELEASE < (5, 23):
             remedy = f"upgrade transformers from {transformers.__version__} to 5.23 or later."
         return f"has layers that cannot be rolled back ({', '.join(kinds)}); {remedy}"
-    if reason is None and _compat.CACHE_ARGUMENT not in _forward_parameters(model):  # GPT-1 has no cache
+    if reason is None and CACHE_ARGUMENT not in _forward_parameters(model):  # GPT-1 has no cache
         return (
-            f"has no argument {_compat.CACHE_ARGUMENT!r} in its forward, so it cannot read a block of draft tokens "
+            f"has no argument {CACHE_ARGUMENT!r} in its forward, so it cannot read a block of draft tokens "
             f"after its cache. Installed is transformers {transformers.__version__}; hf_diversed was tested with "
-            f"{_compat.TESTED_TRANSFORMERS}. Use another model, or a tested release."
+            f"{TESTED_TRANSFORMERS}. Use another model, or a tested release."
         )
     if reason is not None:
         return f"{reason}, so it cannot read a block of draft tokens after its cache; use another model."
@@ -167,7 +246,7 @@ def cannot_roll_back(model: PreTrainedModel) -> str | None:
 
 def _refused_layers(model: PreTrainedModel) -> list[str]:
     config, kinds = text_config(model), set(layer_types(model))
-    if config.model_type in _CONTINUES_STATES and _compat.RELEASE >= (5, 23):
+    if config.model_type in _CONTINUES_STATES and RELEASE >= (5, 23):
         kinds -= RECURRENT_LAYER_TYPES | _STATELESS_LAYER_TYPES
     elif not kinds & RECURRENT_LAYER_TYPES and getattr(base_model(model), "_is_stateful", False):
         kinds.add("recurrent state")
@@ -284,9 +363,6 @@ def _forward_parameters(model: PreTrainedModel):
     return inspect.signature(type(base_model(model)).forward).parameters
 
 
-LogitsToKeep = Literal["all", "number", "index"]
-
-
 def logits_to_keep(model: PreTrainedModel) -> LogitsToKeep:
     """Return how a model's forward selects positions for its logits.
 
@@ -323,13 +399,6 @@ def _view(module: nn.Module):
     twin._modules = {name: child and _view(child) for name, child in module._modules.items()}
     twin._forward_hooks, twin._forward_pre_hooks = module._forward_hooks.copy(), module._forward_pre_hooks.copy()
     return twin
-
-
-# Those of models and of quantized layers.
-_LIBRARIES = {
-    *("torch", "transformers", "peft", "accelerate", __package__),
-    *("bitsandbytes", "torchao", "compressed_tensors", "gptqmodel", "hqq", "liger_kernel", "optimum"),
-}
 
 
 def has_user_code(model: nn.Module) -> bool:
@@ -404,3 +473,65 @@ def model_name(model: PreTrainedModel) -> str:
     path = Path(name)
     is_folder = len(path.parts) > 2 or path.is_absolute() or name.startswith((".", "~")) or path.is_dir()
     return path.name if is_folder else name
+
+
+def get_logger(name: str):
+    """Return a logger below "hf_diversed", which prints its name and the message to standard error."""
+    root = logging.getLogger("hf_diversed")
+    if not root.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("[hf_diversed] %(message)s"))
+        root.addHandler(handler)
+        root.propagate = False
+    return logging.getLogger(name)
+
+
+def is_user_cache(cache) -> bool:
+    """Whether the cache of a prepared call was passed by the caller. Otherwise `generate` creates an empty one.
+
+    Before transformers 5.17 caches are not marked, so an empty cache counts as created by `generate`.
+    """
+    if cache is None or _MARKS_USER_CACHES:
+        return bool(getattr(cache, "_is_user_defined", False))
+    return bool(cache.get_seq_length() > 0)
+
+
+def pad_token_id(config: GenerationConfig) -> int:
+    """Return the pad id that `generate` prepared; 0 without pad and EOS ids, where padding is not needed."""
+    return 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
+
+
+class Criteria(NamedTuple):
+    """Stopping criteria of a prepared call, sorted.
+
+    Attributes:
+        max_lengths: of all `MaxLengthCriteria`. eos_ids: of all `EosTokenCriteria`. others: the remaining criteria.
+        pads_stopped_rows: whether `generate` pads stopped rows, which it does if a criterion has an EOS id. Otherwise
+            they continue.
+    """
+
+    max_lengths: list[int]
+    eos_ids: list[int]
+    others: StoppingCriteriaList
+    pads_stopped_rows: bool
+
+
+def sort_criteria(criteria: StoppingCriteriaList) -> Criteria:
+    tensors = [each.eos_token_id for each in criteria if type(each) is EosTokenCriteria]
+    return Criteria(
+        [each.max_length for each in criteria if type(each) is MaxLengthCriteria],
+        [token for ids in tensors for token in ids.flatten().tolist()],
+        StoppingCriteriaList([each for each in criteria if type(each) not in (MaxLengthCriteria, EosTokenCriteria)]),
+        any(hasattr(each, "eos_token_id") for each in criteria),
+    )
+
+
+def config_entry(config: GenerationConfig | None, name: str):
+    """Return an attribute of a generation config, including entries of this library; None if unset."""
+    return vars(config).get(name) if config is not None else None
+
+
+def explicit_entry(config: GenerationConfig, name: str):
+    """Return an attribute of a prepared config; None if it equals upstream's default."""
+    value = getattr(config, name)
+    return None if value == GenerationConfig._get_default_generation_params()[name] else value
