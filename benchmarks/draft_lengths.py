@@ -24,8 +24,8 @@ from transformers.utils import logging
 
 from benchmarks import packaged
 from benchmarks.cpu_layers import pack_linear_layers
-from benchmarks.real_pair import chosen_records, parse_files, parse_numbers
-from benchmarks.rounds import spread
+from benchmarks.pair import chosen_records, parse_files, parse_numbers
+from benchmarks.speed import spread
 from hf_diversed.evaluation.decoder import Sampling, constant_draft, encode, timed_call
 from hf_diversed.files import drop_torn_line, read_lines, write_json
 from hf_diversed.provenance import data_digest, provenance

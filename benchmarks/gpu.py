@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import rounds
+from benchmarks import speed
 from hf_diversed.files import write_json
 from hf_diversed.provenance import provenance
 
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> None:
         if name == "tests":
             write_json(path, run_tests(left, options.dry_run is not None))
             continue
-        rounds.main([*arguments(name, options.dry_run), "--output", str(path)])
+        speed.main([*arguments(name, options.dry_run), "--output", str(path)])
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -91,7 +91,7 @@ def run_tests(limit: float, dry_run: bool) -> dict:
 
 
 def arguments(name: str, dry_run: Path | None) -> list[str]:
-    """Return the arguments of `benchmarks.rounds` for a step; in a dry run, for a small model on the CPU."""
+    """Return the arguments of `benchmarks.speed` for a step; in a dry run, for a small model on the CPU."""
     pair, acceptance, _, size, engine = name.split("-")
     chosen = ["--methods", ENGINES[engine], "--acceptance", acceptance, "--batch-sizes", size, "--draft-length", "5"]
     if dry_run is None:

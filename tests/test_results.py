@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import real_pair
-from benchmarks.differences import compare
+from benchmarks import pair as pair_study
 from hf_diversed.evaluation import read_results
 from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
 from tools import draw_plots
@@ -152,15 +151,15 @@ def test_published_figures_follow_from_the_batches(task, name, num_parts):
     report = json.loads((RESULTS / "real" / f"{name}.json").read_text())
     published, folder = report["records"], RESULTS / "real" / "batches" / task
     parts = [read_results(folder / f"part-{part}") for part in range(num_parts)]
-    computed, done = real_pair.summarize_parts(parts), real_pair.finished_parts(parts)
+    computed, done = pair_study.summarize_parts(parts), pair_study.finished_parts(parts)
     assert [row["method"] for row in computed][: len(published)] == [row["method"] for row in published]
     for row, expected in zip(computed, published):
         assert {key: row[key] for key in FIGURES} == {key: pytest.approx(expected[key]) for key in FIGURES}
     for expected in report["comparisons"]:
         label, others = expected["method"], expected["minus"].split(", ")
         common = [part for part in done[label] if all(part in done[other] for other in others)]
-        results = real_pair.pooled(common)
-        found = compare(results, label, others) | {"n": results.header["n"]}
+        results = pair_study.pooled(common)
+        found = pair_study.compare(results, label, others) | {"n": results.header["n"]}
         assert found == {name: pytest.approx(value) for name, value in expected.items()}
 
 
@@ -175,12 +174,12 @@ def test_committed_plots_are_current():
 def results_of(task, num_parts):
     """Return the published scores and counters of the first parts of a study."""
     folder = RESULTS / "real" / "batches" / task
-    return real_pair.pooled([read_results(folder / f"part-{part}") for part in range(num_parts)])
+    return pair_study.pooled([read_results(folder / f"part-{part}") for part in range(num_parts)])
 
 
 def test_claim_about_an_earlier_version_of_the_results():
     """Catches figures in the text that do not follow from the prompts that were published first."""
-    found = compare(results_of("mbpp-t0.7-k20-p0.8", 3), "lenience:0.3", real_pair.EXACT)
+    found = pair_study.compare(results_of("mbpp-t0.7-k20-p0.8", 3), "lenience:0.3", pair_study.EXACT)
     drop, high, low = (f"{-100 * value:.1f}" for value in (found["quality"], *found["quality_ci"]))
     assert f"scored {drop} points ({low} to {high}) below exact decoding" in RESULTS_PAGE.read_text()
 
@@ -190,7 +189,7 @@ def test_claims_about_repeated_runs():
     gains = []
     for suffix, num_parts in (("", 1), ("-second", 2), ("-float32", 4)):
         results = results_of(f"humaneval-t0.7-k20-p0.8{suffix}", num_parts)
-        scores = {label: np.zeros(results.header["n"]) for label in real_pair.EXACT}
+        scores = {label: np.zeros(results.header["n"]) for label in pair_study.EXACT}
         for (label, *_), entry in results.entries.items():
             if label in scores:
                 scores[label][entry["rows"]["prompt"]] = entry["rows"]["score"]

@@ -152,5 +152,4 @@ _READERS: dict[str, Callable[[str, Row], Iterator[Figure]]] = {
     **{f"qwen-coder-speed-batch8-{suffix}": _speed for suffix in ("t0", "t0.7-k20-p0.8")},
     "compiled": _compiled,
     "serving-acceptance": _rows("verifier", part="acceptance"),
-    **dict.fromkeys(("sampling-check", "sampling-check-humaneval", "sampling-check-humaneval-first"), _rows("method")),
 }

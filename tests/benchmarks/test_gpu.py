@@ -32,7 +32,7 @@ def test_dry_run_writes_a_file_per_step_and_continues(config, tmp_path, monkeypa
     assert found.keys() == set(steps)
     methods = [record["method"] for record in found[steps[2]]["records"]]
     assert set(methods) >= {"compiled:target", "compiled:lossless"}
-    monkeypatch.setattr(gpu.rounds, "main", lambda argv: pytest.fail("a finished step was repeated"))
+    monkeypatch.setattr(gpu.speed, "main", lambda argv: pytest.fail("a finished step was repeated"))
     gpu.main(call)
 
 
@@ -69,6 +69,6 @@ def test_needs_a_gpu_or_a_dry_run(tmp_path, monkeypatch, capsys):
 def test_all_steps_are_in_the_arguments_of_the_benchmark():
     """Catches a step name that cannot be parsed, and shapes that do not exist."""
     for name in gpu.STEPS:
-        parsed = gpu.rounds.arguments_parser().parse_args(gpu.arguments(name, None))
+        parsed = gpu.speed.arguments_parser().parse_args(gpu.arguments(name, None))
         assert parsed.device == "cuda"
-        assert {parsed.target_config, parsed.draft_config} <= set(gpu.rounds.shape_names())
+        assert {parsed.target_config, parsed.draft_config} <= set(gpu.speed.shape_names())

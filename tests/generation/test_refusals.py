@@ -14,7 +14,7 @@ from transformers.models.kosmos2.configuration_kosmos2 import Kosmos2TextConfig
 from transformers.models.kosmos2.modeling_kosmos2 import Kosmos2TextForCausalLM
 
 import hf_diversed
-from benchmarks.rounds import SyntheticVerifier
+from benchmarks.speed import SyntheticVerifier
 from hf_diversed import (
     DiversedHead,
     DiversedHeadConfig,

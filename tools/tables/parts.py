@@ -32,11 +32,6 @@ def number(figure: Figure) -> str:
     return _with_bounds(figure, lambda value: f"{value:.2f}".replace("-0.00", "0.00"))
 
 
-def precise(figure: Figure) -> str:
-    """Format with four decimals and the bounds."""
-    return _with_bounds(figure, lambda value: f"{value:.4f}")
-
-
 def times(figure: Figure) -> str:
     """Format 1.5 as "1.50x", with its bounds."""
     return _with_bounds(figure, lambda value: f"{value:.2f}", "x")

@@ -12,13 +12,11 @@ from tools.tables.parts import (
     Table,
     below,
     count,
-    every,
     factor,
     methods,
     num_right,
     number,
     one_decimal,
-    precise,
     quality,
     share,
     tenths,
@@ -131,27 +129,6 @@ def published() -> dict[str, Table]:
             ],
             "One answer per prompt. Data, in the order of the rows, in `results/real/`: "
             f"{', '.join(f'`{study}.json`' for study in runs.values())}.",
-        ),
-        "sampling-check": Table(
-            "method",
-            [
-                row._replace(label=f"{title}: {row.label}")
-                for study, title in (
-                    ("sampling-check", "GSM8K, temperature 1"),
-                    ("sampling-check-humaneval-first", f"HumanEval, first run, {SAMPLED}"),
-                    ("sampling-check-humaneval", f"HumanEval, third run, {SAMPLED}"),
-                )
-                for row in every(study)
-            ],
-            [
-                Column("completions", "n", count),
-                Column("tokens", "num_tokens", count),
-                Column("mean of -log p(token) - H(p)", "excess_per_token", precise),
-                Column("z", "z", number),
-                Column("towards the draft model: z", "z_draft", number),
-            ],
-            "Completions whose text is encoded to another number of tokens are left out (0 to 4 per row). Third run "
-            "on HumanEval: the first 82, in float32. Data: `results/real/sampling-check*.json`.",
         ),
         "verifiers": Table(
             "task and setting: verifier",

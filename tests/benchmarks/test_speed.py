@@ -1,12 +1,11 @@
-"""`python -m benchmarks.rounds` on models of a few kilobytes: what is timed, the comparisons, and the errors."""
+"""`python -m benchmarks.speed` on models of a few kilobytes: what is timed, the comparisons, and the errors."""
 
 import json
 
 import pytest
 import torch
 
-from benchmarks.models import SyntheticVerifier
-from benchmarks.rounds import main, spread
+from benchmarks.speed import SyntheticVerifier, main, spread
 from hf_diversed import LosslessVerifier, StaticEnsembleVerifier
 from tests import tiny
 from tests.verifier_cases import make_block

