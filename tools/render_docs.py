@@ -13,7 +13,7 @@ from typing import Any
 
 from hf_diversed.training.settings import TrainingSettings
 from tools.figures import RESULTS
-from tools.tables import TABLES
+from tools.tables import TABLES, brief
 from tools.tables.parts import markdown
 
 
@@ -49,7 +49,7 @@ _SERVED = {
 }
 
 
-SECTIONS = {name: table.render for name, table in TABLES.items()} | {"families": families}
+SECTIONS = {name: table.render for name, table in TABLES.items()} | {"brief": brief.render, "families": families}
 
 
 def render(text: str) -> str:

@@ -89,7 +89,7 @@ def test_installed_package_works(wheel, tmp_path, capsys):
     run(*pip, f"{wheel}[demo]", cwd=tmp_path)
     assert str(home) in run(python, "-c", "import hf_diversed; print(hf_diversed.__file__)", cwd=tmp_path)
 
-    snippets = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    snippets = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "index.md").read_text(), re.DOTALL | re.MULTILINE)
     offline = tmp_path / "offline.py"
     offline.write_text(next(snippet for snippet in snippets if "load_demo_pair" in snippet))
     assert "accepted" in run(python, offline, cwd=tmp_path, HF_HUB_OFFLINE="1")

@@ -37,11 +37,6 @@ def times(figure: Figure) -> str:
     return _with_bounds(figure, lambda value: f"{value:.2f}", "x")
 
 
-def share(figure: Figure) -> str:
-    """Format 0.5 as "50.0%", without bounds."""
-    return percent(figure.value)
-
-
 def factor(figure: Figure) -> str:
     """Format 1.5 as "1.50x", without bounds."""
     return f"{figure.value:.2f}x"

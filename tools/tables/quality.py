@@ -18,7 +18,6 @@ from tools.tables.parts import (
     number,
     one_decimal,
     quality,
-    share,
     tenths,
     times,
 )
@@ -79,25 +78,6 @@ def published() -> dict[str, Table]:
     for name, _, metric in scores:
         task[name] += [Column(metric, "quality", study=name), BELOW_EXACT._replace(study=name)]
     return {
-        "brief": Table(
-            "verifier",
-            [
-                *methods("", ("target", "none: target alone"), UPSTREAM),
-                *methods("", "lossless", "lenience:0.3"),
-            ],
-            [
-                _speed("mbpp", "t0", "speedup")._replace(header="code: speedup", form=factor),
-                Column("code: correct", "quality", share, f"{mbpp}-t0"),
-                _speed("gsm8k", "t0", "speedup")._replace(header="math: speedup", form=factor),
-                Column("math: correct", "quality", share, f"{gsm8k}-t0"),
-            ],
-            "Qwen2.5-Coder 1.5B with 0.5B, greedy decoding, `num_assistant_tokens=5`. Correct: 500 prompts of MBPP "
-            "(95% intervals: ±4 points), and 300 of GSM8K (±6), 100 in bfloat16 and 200 in float32. Speedup: time "
-            "of the target alone over that of the method, for the same prompts; 48 prompts of MBPP and 12 of GSM8K "
-            "at batch size 1, in bfloat16 on two CPU threads, with linear layers packed by "
-            "`benchmarks/cpu_layers.py`. Scores of transformers' assisted generation, which is lossless, were not "
-            "measured.",
-        ),
         "head-real": Table(
             "head trained on MBPP, task",
             [

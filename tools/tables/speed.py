@@ -40,16 +40,6 @@ def speed() -> dict[str, Table]:
             f"Relative to transformers' assisted generation at batch size 1, {quartiles} 11 alternating runs; "
             "`static:0.7`, 5 draft tokens per round, 128 new tokens, 72% accepted, an x86-64 CPU.",
         ),
-        "brief-int4": Table(
-            "task",
-            [Row(title, "lossless:confidence", "draft-lengths-int4", task) for task, title in TITLES],
-            [
-                OVER_UPSTREAM._replace(header="over transformers' defaults"),
-                OVER_CONSTANT._replace(header="over transformers' best constant number"),
-            ],
-            "Temperature 1, {n} prompts per task, batch size 1, two CPU threads; medians (quartiles). The best "
-            "constant number of draft tokens is the fastest of 3, 5 and 8. [Details](docs/results.md).",
-        ),
         "draft-lengths-int4": Table(
             "task, method, schedule",
             [
