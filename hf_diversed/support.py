@@ -358,6 +358,31 @@ def _matrix_shape(module: Any) -> tuple[int, int]:
     return module.num_embeddings, module.embedding_dim
 
 
+def weight_bytes(model: PreTrainedModel) -> int:
+    """Return the bytes, as stored, of the weights that the text decoder reads in a forward pass over one token.
+
+    These are the parameters of the decoder and of the output layer, without embedding tables, and the buffers of
+    linear layers, where some quantized layers store weights. A matrix that is also the embedding table counts once.
+    All experts of a mixture count, as a draft block reads many of them.
+    """
+    tensors: dict[int, torch.Tensor | None] = {}
+    for module in [*base_model(model).get_decoder().modules(), *model.get_output_embeddings().modules()]:
+        if not isinstance(module, nn.Embedding):
+            stored = [*module._parameters.values()]
+            if "out_features" in vars(module):
+                stored += module._buffers.values()
+            tensors |= {id(each): each for each in stored}
+    return sum(_stored_bytes(each) for each in tensors.values() if each is not None)
+
+
+def _stored_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of a tensor; a quantized one of torchao consists of several tensors."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return tensor.numel() * tensor.element_size()
+    names, _ = tensor.__tensor_flatten__()
+    return sum(_stored_bytes(getattr(tensor, name)) for name in names)
+
+
 def _forward_parameters(model: PreTrainedModel):
     """Parameters of the class's forward. Wrappers bound to an instance often take *args and **kwargs."""
     return inspect.signature(type(base_model(model)).forward).parameters

@@ -22,6 +22,15 @@ def pair():
     return target, tiny_draft(target)
 
 
+@pytest.fixture(autouse=True)
+def cheap_draft_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the schedule "confidence" draft long blocks with draft models that are as large as their targets."""
+    from hf_diversed.generation.confidence import ConfidenceRule
+    from tests.tiny import rule_of_a_cheap_draft_model
+
+    monkeypatch.setattr(ConfidenceRule, "for_models", rule_of_a_cheap_draft_model)
+
+
 @pytest.fixture
 def run_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """A function that runs a script with arguments in this process, offline, in the folder `tmp_path`."""

@@ -8,6 +8,7 @@ import transformers as tf
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from hf_diversed import DiversedHead, DiversedHeadConfig, RoundStreamer
+from hf_diversed.generation.confidence import ConfidenceRule
 
 
 VOCAB_SIZE = 64
@@ -131,6 +132,16 @@ def tiny_draft(model, noise: float = 0.06, seed: int = 1):
             scale = noise * parameter.std() if parameter.numel() > 1 else 0.0
             parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
     return draft
+
+
+_rule_for_models = ConfidenceRule.for_models
+
+
+def rule_of_a_cheap_draft_model(draft, target) -> ConfidenceRule:
+    """Return the rule of a call. As `tiny_draft` has the size of its target, blocks would end after one token."""
+    rule = _rule_for_models(draft, target)
+    rule.cost = min(rule.cost, 0.3)
+    return rule
 
 
 def first_layers(model, count: int):

@@ -7,11 +7,12 @@ import math
 from collections.abc import Sequence
 
 import torch
+from transformers import PreTrainedModel
+
+from hf_diversed.support import weight_bytes
 
 
-# Cost of a draft token in target forwards. Measured: 0.15 to 0.45 for draft models of a
-# tenth to a third of the target's parameters.
-DEFAULT_COST = 0.3
+MIN_COST = 0.05  # of a draft token in target forwards: overheads do not shrink with the weights
 _CLIP = 1e-3  # distance of a probability from 0 and 1, so that its logit is finite
 
 
@@ -90,12 +91,21 @@ class ConfidenceRule:
     The estimates are those of this call only, so a seed determines the output.
 
     Args:
-        cost: time of one more draft token, in target forwards.
+        cost: time of one more draft token, in target forwards. `for_models` estimates it.
     """
 
-    def __init__(self, cost: float = DEFAULT_COST):
+    def __init__(self, cost: float):
         self.fit, self.cost = ConfidenceFit(), cost
         self.begin([])
+
+    @classmethod
+    def for_models(cls, draft: PreTrainedModel, target: PreTrainedModel) -> "ConfidenceRule":
+        """Return a rule whose cost is the draft model's bytes of weights over the target's.
+
+        At small batch sizes, reading the weights limits a forward pass. Measured times would make the output depend
+        on the machine.
+        """
+        return cls(max(weight_bytes(draft) / max(weight_bytes(target), 1), MIN_COST))
 
     def begin(self, limits: Sequence[int]) -> None:
         """Start a block with at most `limits` draft tokens per row, 0 in finished rows."""

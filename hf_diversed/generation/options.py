@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_NUM_ASSISTANT_TOKENS = 5
-MAX_CONFIDENT_TOKENS = 8  # per round with the schedule "confidence", if no number is set
+MAX_CONFIDENT_TOKENS = 16  # per round with the schedule "confidence", if no number is set
 # The settings of a head that calls may change, by their names as arguments and in generation configs.
 ARGUMENTS = {name: f"diversed_{name}" for name in ("strictness", "max_bias", "max_ratio")}
 CONSTANT, CONFIDENCE = "constant", "confidence"  # values of `num_assistant_tokens_schedule`

@@ -80,9 +80,9 @@ def diversed_decoding(
             `max_matching_ngram_size` tokens, 3 if not set, occurred before.
         verifier: accepts or replaces draft tokens.
         num_assistant_tokens: gamma, draft tokens per round; None for the default of the verifier or the draft model,
-            else at most 8 for a single prompt, or 5.
+            else at most 16 for a single prompt, or 5.
         num_assistant_tokens_schedule: "constant"; "confidence" to end a block where another draft token is not
-            expected to be faster (`ConfidenceRule`), after at most `num_assistant_tokens` if they are set, else 8.
+            expected to be faster (`ConfidenceRule`), after at most `num_assistant_tokens` if they are set, else 16.
             Compiled rounds have no rule: "confidence" has no effect there. None for the value of a generation
             config, the call's before the draft model's; else "confidence" for a single row whose gamma is set
             nowhere, without `cache_implementation="static"`, and "constant" for all others.
@@ -294,7 +294,7 @@ def _plan_draft_lengths(request: Request, source: str | None, has_draft_model: b
         is_free = requested is None and not threshold and has_draft_model and verifier.allows_early_stop
         is_single = len(request.input_ids) == 1 and config.cache_implementation != "static"
         schedule = CONFIDENCE if is_free and is_single else CONSTANT
-    rule = _rule(schedule, threshold) if has_draft_model and verifier.allows_early_stop else None
+    rule = _rule(request, schedule, threshold) if has_draft_model and verifier.allows_early_stop else None
     max_drafted = gamma
     if schedule == CONFIDENCE and rule is not None and requested is None:
         max_drafted = MAX_CONFIDENT_TOKENS
@@ -327,11 +327,13 @@ def _stopping_setting(request: Request, name: str):
     return next((value for value in sources if value is not None), None)
 
 
-def _rule(schedule: str, threshold: float | None) -> StoppingRule | None:
+def _rule(request: Request, schedule: str, threshold: float | None) -> StoppingRule | None:
     """Return the rule that ends draft blocks early: the threshold's if there is one, else the schedule's."""
     if threshold:
         return ThresholdRule(threshold)
-    return ConfidenceRule() if schedule == CONFIDENCE else None
+    if schedule != CONFIDENCE or request.assistant_model is None:
+        return None
+    return ConfidenceRule.for_models(request.assistant_model, request.model)
 
 
 def _context(request: Request, source: str | None, draft: PreTrainedModel | None) -> DecodingContext:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers as tf
 
-from hf_diversed import DiversedVerifier, LosslessVerifier, support
+from hf_diversed import DiversedVerifier, LosslessVerifier, load_demo_pair, support
 from hf_diversed.generation import ragged_model
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.rows import PerRow, RaggedRows
@@ -312,3 +312,38 @@ def test_quantized_modules(quantized):
     for target, draft in ((small[0], models[1]), (models[0], small[1])):
         assert support.vocab_size(target) == support.known_ids(draft) == tiny.VOCAB_SIZE
         assert torch.equal(target.generate(**call, assistant_model=draft, **given), target.generate(**call))
+
+
+def test_bytes_of_weights():
+    """Catches tables of input embeddings, a tied matrix that counts twice, vision layers, and sizes before packing."""
+    untied, tied = tiny.tiny_model(), load_demo_pair().draft
+    table = untied.get_input_embeddings().weight
+    assert support.weight_bytes(untied) == 4 * (untied.num_parameters() - table.numel())
+    assert support.weight_bytes(untied.bfloat16()) == 2 * (untied.num_parameters() - table.numel())
+    assert support.weight_bytes(tied) == 4 * tied.num_parameters()
+    multimodal, text = (support.weight_bytes(tiny.tiny_model(f"gemma3_{kind}")) for kind in ("multimodal", "text"))
+    assert multimodal == text
+
+
+def test_bytes_of_quantized_weights():
+    """Catches weights in buffers, as GPTQ stores them, and the size that torchao's int4 tensors state."""
+    model = tiny.tiny_model()
+    stored = packed(model)
+    for layer in stored.modules():
+        if isinstance(layer, PackedLinear):
+            weight = layer.weight.detach()[::8].clone()  # 4 bits for each float32
+            del layer.weight
+            layer.register_buffer("qweight", weight)
+    linear = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, torch.nn.Linear))
+    others = support.weight_bytes(model) - 4 * linear
+    assert support.weight_bytes(stored) == linear / 2 + others
+
+    torchao = pytest.importorskip("torchao.prototype.quantization.int4")
+    draft = load_demo_pair().draft.bfloat16()
+    linear = sum(layer.weight.numel() for layer in draft.modules() if isinstance(layer, torch.nn.Linear))
+    others = support.weight_bytes(draft) - 2 * linear
+    settings = {"group_size": 32, "int4_choose_qparams_algorithm": "hqq", "set_inductor_config": False}
+    torchao_quantize = pytest.importorskip("torchao.quantization").quantize_
+    torchao_quantize(draft, torchao.PrototypeInt4WeightOnlyConfig(**settings))
+    scales = 2 * 2 * linear / 32  # scale and zero in bfloat16 per 32 weights
+    assert support.weight_bytes(draft) == linear / 2 + scales + others

@@ -11,14 +11,14 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation import candidate_generator
 
-from hf_diversed import record_stats
+from hf_diversed import load_demo_pair, record_stats
 from hf_diversed.generation.confidence import ConfidenceFit, ConfidenceRule, ThresholdRule, logit
 from hf_diversed.generation.drafting import ModelDrafter
 from hf_diversed.generation.options import MAX_CONFIDENT_TOKENS
 from tests.engines.modes import STATIC
 from tests.generation.test_decoding import upstream_assisted
 from tests.generation.test_transfers import counted
-from tests.tiny import Listener, generate, ragged_batch, tiny_head
+from tests.tiny import Listener, generate, ragged_batch, tiny_head, tiny_model
 
 
 CONFIDENCE = {"num_assistant_tokens_schedule": "confidence"}
@@ -61,7 +61,7 @@ def test_rule_is_its_definition(batch_size: int):
 
 def test_rule_learns_from_verified_tokens_only():
     """Catches tokens after a rejection, limits and EOS counted as rejections, and confidences of another position."""
-    rule, seen = ConfidenceRule(), []
+    rule, seen = ConfidenceRule(cost=0.3), []
     rule.fit = SimpleNamespace(
         acceptance=lambda value: 0.9, mean_acceptance=0.9, rate=lambda cost: 1.0,
         update=lambda value, accepted: seen.append((round(value, 6), accepted)),
@@ -76,6 +76,16 @@ def test_rule_learns_from_verified_tokens_only():
     expected += [(0.9, True), (0.91, True), (0.92, True)]
     tokens = (2 + 3 + 2 + 4) / 4
     assert seen == [*((round(logit(value), 6), accepted) for value, accepted in expected), (tokens, 3)]
+
+
+def test_cost_is_the_ratio_of_the_weights(monkeypatch):
+    """Catches a cost that is the same for all pairs, the inverse ratio, and a cost of 0."""
+    costs, build = [], ConfidenceRule.__init__
+    monkeypatch.setattr(ConfidenceRule, "__init__", lambda rule, cost: costs.append(cost) or build(rule, cost))
+    pair = load_demo_pair()
+    generate((pair.target, pair.draft), **ragged_batch(1), max_new_tokens=4, verifier="lossless")
+    assert costs == [pair.draft.num_parameters() / pair.target.num_parameters()]
+    assert ConfidenceRule.for_models(tiny_model(), pair.target).cost == 0.05
 
 
 def test_fit_stays_finite():

@@ -13,10 +13,11 @@ import torch
 from transformers.modeling_layers import MtpModel
 
 from hf_diversed import LosslessVerifier, PhaseVerifier, StaticEnsembleVerifier
+from hf_diversed.generation.confidence import ConfidenceRule
 from tests.families.compare import prepare
 from tests.families.shrink import small_model
 from tests.generation import sources
-from tests.tiny import EOS, ragged_batch, tiny_draft, tiny_head, tiny_model
+from tests.tiny import EOS, ragged_batch, rule_of_a_cheap_draft_model, tiny_draft, tiny_head, tiny_model
 
 
 RESULTS = Path(__file__).with_name("results.json")
@@ -135,6 +136,7 @@ def run(call: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     MtpModel.from_pretrained = sources.random_mtp_model
+    ConfidenceRule.for_models = rule_of_a_cheap_draft_model
     draw, records, refused = random.Random(2026), [], 0
     while len(records) < NUM_CALLS:
         call = json.loads(json.dumps(random_call(draw)))
