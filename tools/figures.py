@@ -51,13 +51,6 @@ def _path(study: str) -> Path:
     return published if published.is_file() else RESULTS / name
 
 
-def dtypes(study: str) -> str:
-    """Return the dtype of a study's models; if there are several, with the number of prompts of each."""
-    evaluations = json.loads(_path(study).read_text())["provenance"]["evaluations"]
-    found = [(each["target"]["dtype"], each["n"]) for each in evaluations]
-    return found[0][0] if len(found) == 1 else " and ".join(f"{dtype} ({n} prompts)" for dtype, n in found)
-
-
 def data_path(study: str) -> str:
     """Return the path of a study, which stores the command that measured it."""
     return str(_path(study).relative_to(RESULTS.parent))

@@ -13,7 +13,7 @@ from typing import Any
 
 from hf_diversed.training.settings import TrainingSettings
 from tools.figures import RESULTS
-from tools.tables import TABLES, brief
+from tools.tables import TABLES, brief, quality
 from tools.tables.parts import markdown
 
 
@@ -49,7 +49,12 @@ _SERVED = {
 }
 
 
-SECTIONS = {name: table.render for name, table in TABLES.items()} | {"brief": brief.render, "families": families}
+SECTIONS = {name: table.render for name, table in TABLES.items()} | {
+    "brief": brief.render,
+    "families": families,
+    "settings": settings,
+    "summaries": quality.summaries,
+}
 
 
 def render(text: str) -> str:
@@ -59,11 +64,6 @@ def render(text: str) -> str:
         KeyError: for a name that is not in `SECTIONS`.
     """
     return MARK.sub(lambda mark: f"{mark[1]}\n{SECTIONS[mark[2]]()}\n\n{mark[3]}", text)
-
-
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Render a page; mkdocs calls this for every page."""
-    return markdown.replace("<!-- settings -->", settings())
 
 
 def on_page_content(html: str, **_: Any) -> str:

@@ -53,13 +53,3 @@ def test_no_page_scrolls_sideways(browser, site, address, width):
     page.close()
     assert len(found) == len(list((ROOT / "docs").glob("*.md")))
     assert {name: boxes for name, boxes in found.items() if boxes} == {}
-
-
-def test_attributes_are_listed_one_by_one(browser, address):
-    """Catches "input_mean, input_std: ..." shown as the attribute "input_mean," of type "input_std"."""
-    page = browser.new_page()
-    page.goto(f"{address}/api/")
-    names = [name.strip() for name in page.locator("td:first-child > code").all_inner_texts()]
-    page.close()
-    assert {"input_mean", "input_std", "weight", "p", "q", "strict_prob"} <= set(names)
-    assert [name for name in names if name.endswith(",")] == []
