@@ -7,11 +7,10 @@ A table is written between the lines `<!-- begin:name -->` and `<!-- end:name --
 
 import json
 import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from hf_diversed.training.settings import TrainingSettings
+from hf_diversed.training import DiversedConfig
 from tools.figures import RESULTS
 from tools.tables import TABLES, brief, quality
 from tools.tables.parts import markdown
@@ -36,7 +35,7 @@ def settings() -> str:
     """Return a table of the fields that `DiversedConfig` adds to `TrainingArguments`, or whose default it changes."""
     rows = (
         [f"`{field.name}`", f"`{field.default!r}`", field.metadata["help"].replace("|", "or")]
-        for field in fields(TrainingSettings)
+        for field in DiversedConfig.own_fields()
     )
     return markdown(("field", "default", "meaning"), rows)
 

@@ -10,7 +10,6 @@ import typer
 from typer.core import TyperCommand
 
 from hf_diversed.cli.options import Debug, notes
-from hf_diversed.training.settings import TrainingSettings, setting
 
 
 if TYPE_CHECKING:
@@ -18,41 +17,50 @@ if TYPE_CHECKING:
     from hf_diversed.training import DiversedConfig, DiversedTrainer
 
 
+def option(default: Any, help: str) -> Any:
+    """Return a dataclass field with a text for `--help`."""
+    return field(default=default, metadata={"help": help})
+
+
 @dataclass
 class TrainArguments:
     """The pair, the prompts and the rewards of a training run, in addition to `DiversedConfig`."""
 
     task: str = field(metadata={"help": "Name of the task: math, summary, code, gsm8k, mbpp ..."})
-    target: str | None = setting(None, "Hub id or folder of the target model; by default the embedded pair.")
-    draft: str | None = setting(None, "Hub id or folder of the draft model, or lookup to copy from the text.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = setting(
+    target: str | None = option(None, "Hub id or folder of the target model; by default the embedded pair.")
+    draft: str | None = option(None, "Hub id or folder of the draft model, or lookup to copy from the text.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = option(
         None, "auto, float32, bfloat16 or float16; by default that of the saved weights."
     )
-    head: str | None = setting(None, "Hub id or folder of a head to start from.")
-    reward_funcs: list[str] | None = setting(
+    head: str | None = option(None, "Hub id or folder of a head to start from; options of a new head are not used.")
+    reward_funcs: list[str] | None = option(
         None, '"task:NAME" or package.module.function; by default the score of the task.'
     )
-    data_file: str | None = setting(None, "JSON Lines file with the task's columns, used instead of the split.")
-    eval_data_file: str | None = setting(None, "JSON Lines file of held-out prompts.")
-    eval_split: str | None = setting(
-        None, "Split of the held-out prompts; by default validation if the task has it, else unused records of train."
+    data_file: str | None = option(None, "JSON Lines file with the task's columns, used instead of the split.")
+    eval_data_file: str | None = option(None, "JSON Lines file of held-out prompts.")
+    eval_split: str | None = option(
+        None,
+        "Split of the held-out prompts; by default validation if the task has it, else unused records of the training "
+        "prompts' split or file.",
     )
-    num_examples: int = setting(1024, "Number of training prompts; a smaller data file is used whole.")
-    num_eval_examples: int = setting(1024, "Number of held-out prompts that choose the best head.")
-    shots: int = setting(0, "Solved examples before each prompt.")
-    chat: bool = setting(False, "Apply the tokenizer's chat template, without stop strings.")
-    allow_code_execution: bool = setting(False, "Let code tasks run completions, isolated by bubblewrap.")
-    allow_unsafe_code_execution: bool = setting(
+    num_examples: int = option(1024, "Number of training prompts; a smaller data file is used whole.")
+    num_eval_examples: int = option(1024, "Number of held-out prompts that choose the best head.")
+    shots: int = option(0, "Solved examples before each prompt.")
+    chat: bool = option(False, "Apply the tokenizer's chat template, without stop strings.")
+    allow_code_execution: bool = option(False, "Let code tasks run completions, isolated by bubblewrap.")
+    allow_unsafe_code_execution: bool = option(
         False, "Let code tasks run completions without isolation, in a container."
     )
 
 
 class TrainCommand(TyperCommand):
-    """Adds the options of the recipe to the help, without an import of torch."""
+    """Adds the options of the recipe to the help."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
+        from hf_diversed.training import DiversedConfig
+
         super().format_options(ctx, formatter)
-        ours = [*fields(TrainArguments), *fields(TrainingSettings)]
+        ours = [*fields(TrainArguments), *DiversedConfig.own_fields()]
         shown = [(f"--{item.name.replace('_', '-')}", item.metadata["help"]) for item in ours]
         with formatter.section(
             "In the recipe, or as --name value; also all options of transformers' TrainingArguments"
@@ -79,7 +87,12 @@ def train(
 
     quiet_transformers()
     arguments, settings = parse(context.args, config)
-    resume = resume_point(settings)
+    folder, resume = Path(settings.output_dir), settings.resume_from_checkpoint
+    if resume is None and ((folder / "config.json").exists() or any(folder.glob("checkpoint-*"))):
+        raise ValueError(
+            f"output_dir {folder} holds an earlier run: pass --resume-from-checkpoint true to continue it, or another "
+            "--output-dir."
+        )
     with redirect_stdout(sys.stderr):  # output of the trainer and of rewards
         trainer = build_trainer(arguments, settings)
         batches = settings.max_steps // settings.num_iterations
@@ -88,7 +101,7 @@ def train(
             f"with {len(trainer.train_dataset)} training and {len(trainer.eval_dataset or ())} held-out prompts.",
             highlight=False,
         )
-        trainer.train(resume_from_checkpoint=resume)
+        trainer.train(resume_from_checkpoint=True if resume in ("true", "True") else resume)
         trainer.save_model(settings.output_dir)
         trainer.save_state()
     if settings.should_save:  # one of several processes
@@ -96,7 +109,7 @@ def train(
 
 
 def parse(words: list[str], config: Path | None = None) -> "tuple[TrainArguments, DiversedConfig]":
-    """Return the arguments of a command line and a YAML recipe.
+    """Return the arguments of a command line and a YAML recipe, which is read as if written on the command line.
 
     Raises:
         ValueError: if an option is missing, unknown, or has a wrong value.
@@ -113,51 +126,20 @@ def parse(words: list[str], config: Path | None = None) -> "tuple[TrainArguments
     parser = Parser((TrainArguments, DiversedConfig), add_help=False, allow_abbrev=False)
     parser.set_defaults(output_dir="head", eval_strategy="steps", load_best_model_at_end=True)
     recipe = {} if config is None else yaml.safe_load(config.read_text(encoding="utf-8"))
-    known = {action.dest for action in parser._actions}
-    wrong = ["no mapping"]
-    if isinstance(recipe, dict):
-        wrong = [str(name) for name, value in recipe.items() if name not in known or value in (None, [])]
-    if wrong:
-        raise ValueError(
-            f"{config} must hold options of `hf-diversed train`, one `name: value` per line; got {', '.join(wrong)}."
-        )
+    if not isinstance(recipe, dict):
+        raise ValueError(f"{config} must hold options of `hf-diversed train`, one `name: value` per line.")
     written: list[str] = []
     for name, value in recipe.items():
-        if isinstance(value, list):
-            written += [f"--{name}", *map(_word, value)]
-        else:
-            written.append(f"--{name}={_word(value)}")
+        if value is not None:  # the default
+            values = value if isinstance(value, list) else [value]
+            as_words = (item if isinstance(item, str) else json.dumps(item, default=str) for item in values)
+            written += [f"--{name}", *as_words]
     arguments, settings, more = parser.parse_args_into_dataclasses(
         [*written, *words], look_for_args_file=False, return_remaining_strings=True
     )
     if more:
         raise ValueError(f"no such option or argument: {more[0]}; see `hf-diversed train --help`.")
     return arguments, settings
-
-
-def _word(value: Any) -> str:
-    """Return a value of a recipe as the command line writes it: text as it is, others as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def resume_point(settings: "DiversedConfig") -> str | bool | None:
-    """Return where the run continues: True for its newest checkpoint, a checkpoint's folder, or None for the start.
-
-    Raises:
-        ValueError: if a new run would write into the folder of an earlier one.
-    """
-    given = str(settings.resume_from_checkpoint or "")
-    if given.lower() == "true":
-        return True
-    if given and given.lower() != "false":
-        return given
-    folder = Path(settings.output_dir)
-    if (folder / "config.json").exists() or any(folder.glob("checkpoint-*")):
-        raise ValueError(
-            f"output_dir {folder} holds an earlier run: pass --resume-from-checkpoint true to continue it, or another "
-            "--output-dir."
-        )
-    return None
 
 
 def build_trainer(arguments: TrainArguments, settings: "DiversedConfig") -> "DiversedTrainer":

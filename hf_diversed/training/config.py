@@ -1,46 +1,41 @@
 """Settings of a training run; names follow TRL where it has an equivalent."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+import copy
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
 
 from transformers import TrainingArguments
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from hf_diversed.training.settings import BASELINES, METRICS, MIN_WINDOW, TrainingSettings, setting
 from hf_diversed.verifiers.base import check_range
 
 
-# Options of a new head, which a given one does not use.
-HEAD_OPTIONS = ("head_features", "token_features", "head_type", "initial_weight", "initial_lenience")
 _INF = float("inf")
-_RANGES = (
-    ("generation_batch_size", 1, _INF),
-    ("per_device_eval_batch_size", 1, _INF),
-    ("num_generations", 1, _INF),
-    ("num_iterations", 1, _INF),
-    ("num_assistant_tokens", 1, _INF),
-    ("max_completion_length", 2, _INF),
-    ("reference_generations", 1, _INF),
-    ("dual_window", MIN_WINDOW, _INF),
-    ("top_k", 0, _INF),
-    ("top_p", 0.0, 1.0),
-    ("initial_weight", 0.01, 0.99),
-    ("initial_lenience", 1e-4, 1.0),
-    ("acceptance_coef", 0.0, _INF),
-    ("acceptance_coef_min", 0.0, _INF),
-    ("max_quality_drop", 0.0, 1.0),
-    ("dual_learning_rate", 0.0, 1.0),
-    ("clip_range", 0.0, 1.0),
-)
-# Options of the constraint, which a run with a fixed `acceptance_coef` does not use.
-_OF_CONSTRAINT = (
-    *("max_quality_drop", "acceptance_coef_init", "acceptance_coef_min", "acceptance_coef_max"),
-    *("dual_learning_rate", "dual_window", "reference_generations"),
-)
+_RANGES = {
+    "generation_batch_size": (1, _INF),
+    "num_generations": (1, _INF),
+    "num_iterations": (1, _INF),
+    "num_assistant_tokens": (1, _INF),
+    "max_completion_length": (2, _INF),
+    "reference_generations": (1, _INF),
+    "top_k": (0, _INF),
+    "top_p": (0.0, 1.0),
+    "initial_weight": (0.01, 0.99),
+    "initial_lenience": (1e-4, 1.0),
+    "acceptance_coef": (0.0, _INF),
+    "acceptance_coef_init": (0.0, _INF),
+    "max_quality_drop": (0.0, 1.0),
+    "clip_range": (0.0, 1.0),
+}
+
+
+def setting(default: Any, help: str) -> Any:
+    """Return a dataclass field with a text for `--help`."""
+    return field(default=default, metadata={"help": help})
 
 
 @dataclass
-class DiversedConfig(TrainingSettings, TrainingArguments):
+class DiversedConfig(TrainingArguments):
     """`TrainingArguments` with the settings of rollouts, objective and constraint.
 
     One step is one update of the head. Rollouts are drawn every `num_iterations` steps and reused in between.
@@ -51,72 +46,99 @@ class DiversedConfig(TrainingSettings, TrainingArguments):
     Raises:
         ValueError: if a value is out of range, the batch size is not a multiple of `num_generations`, a save or
             evaluation would fall between two rollouts, evaluations and checkpoints differ with
-            `load_best_model_at_end`, gradient accumulation is enabled, or an option is set that has no effect.
+            `load_best_model_at_end`, or gradient accumulation is enabled.
     """
 
+    per_device_train_batch_size: int = setting(256, "Rollouts per device and update.")
+    generation_batch_size: int = setting(128, "Rows decoded together, in training.")
+    per_device_eval_batch_size: int = setting(128, "Rows decoded together, in evaluation.")
+    num_generations: int = setting(4, "Rollouts per prompt.")
+    num_iterations: int = setting(4, "Updates per rollout.")
+    max_steps: int = setting(160, "Total updates; max_steps / num_iterations batches of rollouts.")
+    learning_rate: float = setting(0.2, "Learning rate of Adam.")
+    warmup_steps: float = setting(16, "Steps of linear warm-up.")
+    max_grad_norm: float = setting(0.0, "0 disables clipping of gradients; importance ratios are clipped instead.")
+
+    num_assistant_tokens: int = setting(5, "Draft tokens per round (gamma).")
+    temperature: float = setting(1.0, "Sampling temperature of rollouts, above 0.")
+    top_k: int = setting(0, "Top-k of rollouts; 0 keeps the whole vocabulary.")
+    top_p: float = setting(1.0, "Top-p of rollouts; 1 keeps the whole vocabulary.")
+    max_completion_length: int = setting(128, "Longest rollout in tokens.")
+
+    head_features: str = setting(
+        "distribution",
+        "Inputs of a new head: hidden (both models' hidden states, as in the paper), distribution or both.",
+    )
+    token_features: bool = setting(
+        False, "Make a new head a token head, with a weight per token; by default a mixture head, as in the paper."
+    )
+    head_type: str = setting("linear", "Shape of a new head: linear or mlp.")
+    initial_weight: float = setting(0.5, "Initial weight of a new mixture head on the target.")
+    initial_lenience: float = setting(
+        0.2,
+        "Initial lenience of a new token head: w is 1/2 at this p/q and increases as p/q decreases. Token "
+        "heads with constant initial weights do not learn.",
+    )
+
+    acceptance_coef: float | None = setting(
+        None, "c, the reward for full acceptance; by default adapted to max_quality_drop."
+    )
+    max_quality_drop: float = setting(
+        0.01, "Without acceptance_coef: tolerated drop below the target's own mean reward, absolute."
+    )
+    acceptance_coef_init: float = setting(0.2, "Initial c, without acceptance_coef.")
+    reference_generations: int = setting(2, "Completions of the target per prompt for measuring its own reward.")
+
+    clip_range: float | None = setting(
+        None, "PPO's epsilon for the importance ratios; by default 0.5 with token features, else 0.2."
+    )
+    baseline: str | None = setting(
+        None,
+        "Mean reward to subtract: batch (of all rollouts) or prompt (of the prompt's other rollouts, "
+        "leave-one-out); by default prompt with token features, else batch.",
+    )
+    reward_weights: list[float] | None = setting(None, "One per reward; all 1 by default.")
+
+    logging_steps: float = setting(4, "Updates between log entries.")
+    save_steps: float = setting(40, "Updates between checkpoints, a multiple of num_iterations.")
+    eval_steps: float | None = setting(40, "Updates between evaluations.")
+    metric_for_best_model: str | None = setting(
+        "objective", "Metric of the evaluation: objective, reward, acceptance_rate or block_efficiency."
+    )
     dataloader_pin_memory: bool = setting(False, "Off, because batches contain text.")
     remove_unused_columns: bool = setting(False, "Off, because rewards use the columns.")
-    restore_callback_states_from_checkpoint: bool = setting(True, "On, because c is restored from the checkpoint.")
-    _VALID_DICT_FIELDS: ClassVar[list[str]] = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]
 
-    def set_head_defaults(self, token_features: bool) -> None:
-        """Set the defaults that depend on whether the head has token features."""
-        if self.clip_range is None:
-            self.clip_range = 0.5 if token_features else 0.2
-        if self.baseline is None:
-            self.baseline = "prompt" if token_features and self.num_generations > 1 else "batch"
+    @classmethod
+    def own_fields(cls) -> list[Field]:
+        """Return the fields that are not in `TrainingArguments`, or have another default there."""
+        return [item for item in fields(cls) if item.name in DiversedConfig.__annotations__]
 
-    @property
-    def constrained(self) -> bool:
-        return self.acceptance_coef is None
-
-    def changed(self, names: Sequence[str]) -> list[str]:
-        """Return the names of the options that do not have their default."""
-        defaults = {item.name: item.default for item in fields(TrainingSettings)}
-        return [name for name in names if getattr(self, name) != defaults[name]]
-
-    def recorded(self) -> dict[str, Any]:
-        """Return the fields in `TrainingSettings`, for the provenance record."""
-        return {item.name: getattr(self, item.name) for item in fields(TrainingSettings)}
+    def for_head(self, token_features: bool) -> "DiversedConfig":
+        """Return a copy with the defaults that depend on whether the head has token features."""
+        found = copy.copy(self)
+        if found.clip_range is None:
+            found.clip_range = 0.5 if token_features else 0.2
+        if found.baseline is None:
+            found.baseline = "prompt" if token_features and self.num_generations > 1 else "batch"
+        return found
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, low, high in _RANGES:
-            value = getattr(self, name)
-            if value is not None:
+        for name, (low, high) in _RANGES.items():
+            if (value := getattr(self, name)) is not None:
                 check_range(name, value, low, high)
         if not self.temperature > 0:
             raise ValueError(
                 f"temperature must be above 0, got {self.temperature!r}: greedy rollouts give no policy gradient. A "
                 "head trained at temperature 1 can also be used for greedy decoding."
             )
-        if self.baseline not in (None, *BASELINES):
-            raise ValueError(f"baseline must be one of {', '.join(BASELINES)}, or None, got {self.baseline!r}.")
+        if self.baseline not in (None, "batch", "prompt"):
+            raise ValueError(f"baseline must be batch, prompt or None, got {self.baseline!r}.")
         if self.baseline == "prompt" and self.num_generations < 2:
             raise ValueError(
                 f"baseline=prompt needs num_generations of at least 2, got {self.num_generations}: a rollout is "
                 "compared with the prompt's other rollouts."
             )
-        if not self.acceptance_coef_min <= self.acceptance_coef_init <= self.acceptance_coef_max:
-            raise ValueError(
-                "acceptance_coef_init must lie between acceptance_coef_min and acceptance_coef_max, got "
-                f"{self.acceptance_coef_init!r} for [{self.acceptance_coef_min!r}, {self.acceptance_coef_max!r}]."
-            )
-        if (self.metric_for_best_model or "").removeprefix("eval_") not in METRICS:
-            raise ValueError(
-                f"metric_for_best_model must be one of {', '.join(METRICS)}, got {self.metric_for_best_model!r}."
-            )
-        self._check_unused("token_features", ["initial_weight" if self.token_features else "initial_lenience"])
-        if not self.constrained:
-            self._check_unused("acceptance_coef", _OF_CONSTRAINT)
-        self._check_steps()
-
-    def _check_unused(self, option: str, names: Sequence[str]) -> None:
-        """Raise ValueError if an option is set that has no effect with the value of `option`."""
-        if given := self.changed(names):
-            raise ValueError(f"not used with {option}={getattr(self, option)}: {', '.join(given)}. Leave them out.")
-
-    def _check_steps(self) -> None:
         if self.gradient_accumulation_steps != 1:
             raise ValueError(
                 f"gradient_accumulation_steps must be 1, got {self.gradient_accumulation_steps}: updates are "
@@ -127,7 +149,7 @@ class DiversedConfig(TrainingSettings, TrainingArguments):
                 f"per_device_train_batch_size must be a multiple of num_generations={self.num_generations}, got "
                 f"{self.per_device_train_batch_size}: each device draws whole groups."
             )
-        saves, evaluates = self.save_strategy == "steps", self.eval_strategy == "steps"
+        saves, evaluates = self.save_strategy == SaveStrategy.STEPS, self.eval_strategy == IntervalStrategy.STEPS
         for name in ["max_steps"] + ["save_steps"] * saves + ["eval_steps"] * evaluates:
             steps = getattr(self, name)
             if steps < 1 or steps % self.num_iterations:

@@ -7,11 +7,8 @@ a list, one entry per completion. Completions are strings, or lists of chat mess
 import importlib
 import inspect
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-from accelerate.utils import gather_object
 
 from hf_diversed.tasks import get_task
 from hf_diversed.tasks.base import Record, Task
@@ -19,23 +16,6 @@ from hf_diversed.tasks.base import Record, Task
 
 RewardFunc = Callable[..., list[float | None]]
 Rows = Sequence[dict[str, Any]]
-_NO_COLUMNS = {"prompts", "completions", "completion_ids"}
-_EXCERPT = 200  # largest length of an item in a message
-
-
-class RewardError(ValueError):
-    """A reward that raised or returned an invalid value; the message names it and, if possible, the prompt."""
-
-
-def _as_text(completion: str | Sequence[dict[str, Any]]) -> str:
-    """Return the text of a completion; for chat messages, the content of the last one. Raises TypeError for others."""
-    if isinstance(completion, str):
-        return completion
-    if isinstance(completion, Sequence) and completion and isinstance(completion[-1], dict):
-        content = completion[-1].get("content")
-        if isinstance(content, str):
-            return content
-    raise TypeError(f"a completion must be text or a list of messages with text content, got {completion!r}.")
 
 
 def task_reward(task: Task) -> RewardFunc:
@@ -69,130 +49,97 @@ def load_reward(
     """Return the reward function for "task:gsm8k" or a dotted path. A callable is returned unchanged.
 
     Raises:
-        ValueError: if there is no such task, module or function, or running code is not allowed.
-        ImportError: if the package that scores the task is not installed.
+        ValueError: if there is no such task, or running code is not allowed.
+        ImportError: if a module cannot be imported, or the package that scores the task is not installed.
         TypeError: if the path names an object that is not callable.
     """
     if callable(spec):
         return spec
     if spec.startswith("task:"):
-        name = spec.removeprefix("task:")
         task = get_task(
-            name, allow_code_execution=allow_code_execution, allow_unsafe_code_execution=allow_unsafe_code_execution
+            spec.removeprefix("task:"),
+            allow_code_execution=allow_code_execution,
+            allow_unsafe_code_execution=allow_unsafe_code_execution,
         )
         task.check_scoring()
         return task_reward(task)
     module, _, name = spec.rpartition(".")
     if not all(part.isidentifier() for part in spec.split(".")) or not module:
         raise ValueError(f'a reward must be "task:name" or "package.module.function", got {spec!r}.')
-    function = _import(module, name, spec)
+    function = getattr(importlib.import_module(module), name, None)
     if not callable(function):
-        raise TypeError(f"reward {spec!r} must be a function, got {type(function).__name__}.")
+        raise TypeError(f"reward {spec!r} must be a function of module {module!r}, got {function!r:.80}.")
     return function
 
 
-def call_reward(function: RewardFunc, completions: Sequence[Any], /, **columns: Any) -> list[float | None]:
-    """Call a reward function. Raises `RewardError` if it raises, or does not return one finite number or None per
-    completion."""
-    name = _name(function)
-    try:
-        values = function(completions=completions, **columns)
-    except Exception as error:  # a user's function may raise any exception
-        raise RewardError(
-            f"reward {name!r} raised {type(error).__name__}: {error}. Fix the reward, or return None to skip a "
-            "completion that it cannot score."
-        ) from error
-    if inspect.iscoroutine(values):
-        values.close()
-        raise RewardError(f"reward {name!r} is async, which is not supported; pass a plain function.")
-    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != len(completions):
-        got = f"{len(values)} values" if isinstance(values, Sequence) else type(values).__name__
-        raise RewardError(f"reward {name!r} must return a list of {len(completions)}, one per completion, got {got}.")
-    return [_number(value, name, partial(_place, index, completions, columns)) for index, value in enumerate(values)]
+def named_rewards(functions: Sequence[RewardFunc | str]) -> dict[str, RewardFunc]:
+    """Load rewards, see `load_reward`, and return them by name; equal names get a number."""
+    loaded = [load_reward(function) for function in functions]
+    names = [item.__name__ if inspect.isroutine(item) else type(item).__name__ for item in loaded]
+    return {
+        name if names.count(name) == 1 else f"{name}_{index}": function
+        for index, (name, function) in enumerate(zip(names, loaded))
+    }
 
 
-class RewardSum:
-    """The weighted sum of rewards, and each reward by name. A sample's sum omits rewards that are None; if all are
-    None, so is the sum.
-
-    Attributes:
-        names: name of each reward.
-
-    Args:
-        functions: at least one function or name, see `load_reward`; equal names get a number.
-        weights: one per function; all 1 by default.
-
-    Raises:
-        ValueError: if there are no functions, the number of weights differs, or a weight is not finite.
-    """
-
-    def __init__(self, functions: Sequence[RewardFunc | str], weights: Sequence[float] | None = None):
-        self.functions = [load_reward(function) for function in functions]
-        self.weights = [1.0] * len(self.functions) if weights is None else [float(weight) for weight in weights]
-        if not self.functions:
-            raise ValueError("`functions` must hold at least one reward, got none.")
-        if len(self.weights) != len(self.functions):
-            raise ValueError(
-                f"reward_weights must hold {len(self.functions)}, one per reward, got {len(self.weights)}."
-            )
-        if not all(map(math.isfinite, self.weights)):
-            raise ValueError(f"reward_weights must be finite, got {self.weights}.")
-        names = [_name(function) for function in self.functions]
-        self.names = [name if names.count(name) == 1 else f"{name}_{index}" for index, name in enumerate(names)]
-
-    def __call__(self, completions: Sequence[Any], /, **columns: Any) -> dict[str, list[float | None]]:
-        """Return lists of one entry per completion: "reward", the sum, and "rewards/<name>" of every function."""
-        rewards = [call_reward(function, completions, **columns) for function in self.functions]
-        return {
-            "reward": [_weighted_sum(values, self.weights) for values in zip(*rewards)],
-            **{f"rewards/{name}": values for name, values in zip(self.names, rewards)},
-        }
-
-    def of_rows(self, rows: Rows, texts: list[str], completion_ids: list[list[int]]) -> dict[str, list[float | None]]:
-        """Return the same for completions of dataset rows, with TRL's calling convention."""
-        chat = [[{"role": "assistant", "content": text}] for text in texts]
-        completions = texts if isinstance(rows[0]["prompt"], str) else chat
-        names = {name: None for row in rows for name in row if name != "prompt"}  # rows of several tasks differ
-        columns: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names}
-        columns |= {"prompts": [row["prompt"] for row in rows], "completion_ids": completion_ids}
-        return self(completions, **columns)
+def score_rows(
+    functions: Mapping[str, RewardFunc],
+    weights: Sequence[float],
+    rows: Rows,
+    texts: Sequence[str],
+    completion_ids: Sequence[list[int]],
+) -> list[dict[str, float | None]]:
+    """Return the rewards of completions of dataset rows: "rewards/<name>" of every function, and "reward", their
+    weighted sum. The sum omits rewards that are None; if all are None, so is the sum."""
+    if not rows:
+        return []
+    chat = [[{"role": "assistant", "content": text}] for text in texts]
+    completions = list(texts) if isinstance(rows[0]["prompt"], str) else chat
+    names = {name: None for row in rows for name in row if name != "prompt"}  # rows of several tasks differ
+    columns: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names}
+    columns |= {"prompts": [row["prompt"] for row in rows], "completion_ids": completion_ids}
+    by_name = {name: _call(name, function, completions, columns) for name, function in functions.items()}
+    scores: list[dict[str, float | None]] = []
+    for values in zip(*by_name.values()):
+        terms = [weight * value for weight, value in zip(weights, values) if value is not None]
+        scores.append({"reward": sum(terms) if terms else None})
+        scores[-1] |= {f"rewards/{name}": value for name, value in zip(by_name, values)}
+    return scores
 
 
-def _weighted_sum(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
-    terms = [weight * value for value, weight in zip(values, weights) if value is not None]
-    return sum(terms) if terms else None
-
-
-def _number(value: Any, name: str, place: Callable[[], str]) -> float | None:
-    if value is None:
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
-        raise RewardError(f"reward {name!r} must return numbers or None, got {value!r} {place()}.") from error
-    if not math.isfinite(number):
-        raise RewardError(
-            f"reward {name!r} must return finite numbers or None, got {number} {place()}; None skips a completion."
+def _call(
+    name: str, function: RewardFunc, completions: Sequence[Any], columns: Mapping[str, Any]
+) -> list[float | None]:
+    """Call a reward. Raises ValueError if it does not return one finite number or None per completion."""
+    values = function(completions=completions, **columns)
+    if not isinstance(values, Sequence) or len(values) != len(completions):
+        raise ValueError(
+            f"reward {name!r} must return a list of {len(completions)} numbers, one per completion, got "
+            f"{values!r:.200}."
         )
-    return number
+    for value, completion in zip(values, completions):
+        if value is not None and not math.isfinite(value):
+            raise ValueError(
+                f"reward {name!r} must return finite numbers, or None to skip a completion, got {value!r} for "
+                f"{completion!r:.200}."
+            )
+    return [None if value is None else float(value) for value in values]
 
 
-def _place(index: int, completions: Sequence[Any], columns: dict[str, Any]) -> str:
-    prompts = columns.get("prompts", ())
-    prompt = f" of prompt {_excerpt(prompts[index])}" if _is_list(prompts, len(completions)) else ""
-    return f"for completion {_excerpt(completions[index])}{prompt}"
-
-
-def _excerpt(item: Any) -> str:
-    shown = repr(item)
-    return shown if len(shown) <= _EXCERPT else f"{shown[:_EXCERPT]}..."
+def _as_text(completion: str | Sequence[dict[str, Any]]) -> str:
+    """Return the text of a completion; for chat messages, the content of the last one."""
+    return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
 def _records(task: Task, columns: dict[str, Any], count: int) -> list[Record]:
     """Return records made from columns; raise if a column of the score is missing."""
-    prompts = columns.get("prompts", ())
-    lists = {name: values for name, values in columns.items() if name not in _NO_COLUMNS and _is_list(values, count)}
-    if _is_list(prompts, count) and all(isinstance(prompt, str) for prompt in prompts):
+    lists = {
+        name: values
+        for name, values in columns.items()
+        if isinstance(values, Sequence) and not isinstance(values, str) and len(values) == count
+    }
+    prompts = lists.pop("prompts", ())
+    if prompts and all(isinstance(prompt, str) for prompt in prompts):
         lists.setdefault("prompt", prompts)
     for column in task.score_columns:
         names = column.split("|")
@@ -202,53 +149,3 @@ def _records(task: Task, columns: dict[str, Any], count: int) -> list[Record]:
                 f"entry for each of the {count} completions; such columns are {sorted(lists)}."
             )
     return [{name: values[index] for name, values in lists.items()} for index in range(count)]
-
-
-def _is_list(values: Any, count: int) -> bool:
-    return isinstance(values, Sequence) and not isinstance(values, str) and len(values) == count
-
-
-def _import(module: str, name: str, spec: str) -> Any:
-    try:
-        imported = importlib.import_module(module)
-    except ImportError as error:
-        raise ValueError(
-            f"module {module!r} of reward {spec!r} cannot be imported ({error}); install it, or put its folder on "
-            "PYTHONPATH."
-        ) from error
-    try:
-        return getattr(imported, name)
-    except AttributeError as error:
-        raise ValueError(f"reward {spec!r} does not exist: module {module!r} has no {name!r}.") from error
-
-
-def _name(function: RewardFunc) -> str:
-    return function.__name__ if inspect.isroutine(function) else type(function).__name__
-
-
-def gathered(make: Callable[[], list]) -> list:
-    """Return the items that `make` returns on all devices, in the order of their ranks. A `RewardError` on one device
-    is raised on all, because the others would wait forever."""
-    try:
-        local = make()
-    except RewardError as error:
-        local = [error]
-    items = gather_object(local)
-    if failed := next((item for item in items if isinstance(item, RewardError)), None):
-        raise failed
-    return items
-
-
-def merged(by_device: list[dict[str, list]]) -> dict[str, list]:
-    """Concatenate the facts of all devices, in the order of their ranks."""
-    return {name: [value for facts in by_device for value in facts[name]] for name in by_device[0]}
-
-
-def known(values: Sequence[float | None]) -> list[float]:
-    """Return the values that are not None."""
-    return [value for value in values if value is not None]
-
-
-def mean(values: Sequence[float]) -> float:
-    """Return the mean; NaN for no values."""
-    return sum(values) / len(values) if values else float("nan")

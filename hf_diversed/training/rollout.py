@@ -2,7 +2,7 @@
 the order of the prompts."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,15 +27,16 @@ class Rollouts:
     Attributes:
         completion_ids: token ids, including EOS.
         finished: whether each completion reached EOS or a stop string.
-        inputs: the head's inputs at each decision by name, `[M, ...]`.
+        stats: the counters of each completion.
+        inputs: the head's inputs at each decision by name, `[M, ...]`; empty without decisions or recorded inputs.
     """
 
     completions: list[str]
     completion_ids: list[list[int]]
     finished: list[bool]
+    stats: list[SpeculativeStats]
     decisions: Decisions
     inputs: dict[str, torch.Tensor]
-    stats: SpeculativeStats = field(repr=False)
 
 
 class RecordingVerifier(DiversedVerifier):
@@ -76,28 +77,37 @@ class Sampler:
             prompts: at least one.
             seed: seed of the first batch, increased by 1 per batch.
             batch_size: rows per batch; None for `settings.batch_size`.
-            keep_inputs: whether to record the head's inputs, `[M, ...]`, for updates; if False, `inputs` is empty.
+            keep_inputs: whether to record the head's inputs, for updates.
         """
         verifier = RecordingVerifier(head, strictness=AS_TRAINED)
         verifier.keeps_inputs = keep_inputs
-        method = Method("relaxed", verifier)
-        parts: list[tuple[list[int], Rollouts]] = []
-        for order, drawn in self._decoded(method, prompts, seed, batch_size, output_token_records=True):
+        ids: list[list[int]] = [[] for _ in prompts]
+        stats = [SpeculativeStats() for _ in prompts]
+        parts: list[tuple[Decisions, dict[str, torch.Tensor]]] = []
+        batches = self._decoded(Method("relaxed", verifier), prompts, seed, batch_size, output_token_records=True)
+        for order, drawn in batches:
             assert drawn.records is not None
             assert drawn.stats is not None
-            parts.append((order, self.read_rollouts(drawn.records, drawn.stats)))
-        rollouts = _join(parts)
-        if keep_inputs and not rollouts.inputs:
-            rollouts.inputs = head.empty_inputs()
-        return rollouts
+            for place, row, counters in zip(order, drawn.tokens, drawn.stats.per_row):
+                ids[place], stats[place] = row, counters
+            decisions, inputs = read_decisions(drawn.records)
+            places = torch.tensor(order)[decisions.sequence]
+            parts.append((replace(decisions, sequence=places, num_sequences=len(prompts)), inputs))
+        columns = {name: torch.cat([getattr(part, name) for part, _ in parts]) for name in Decisions.COLUMNS}
+        recorded = [inputs for _, inputs in parts if inputs]  # none in batches without draft tokens
+        inputs = {name: torch.cat([part[name] for part in recorded]) for name in (recorded[0] if recorded else ())}
+        completions = [self.decoder.text(row) for row in ids]
+        finished = [not self.decoder.is_cut_off(row, text) for row, text in zip(ids, completions)]
+        decisions = Decisions(num_sequences=len(prompts), **columns)
+        return Rollouts(completions, ids, finished, stats, decisions, inputs)
 
     def lossless(self, prompts: Sequence[Prompt], seed: int) -> tuple[list[str], list[list[int]]]:
         """Draw one completion per prompt, text and token ids, from the target distribution by lossless speculative
         decoding."""
         ids: list[list[int]] = [[] for _ in prompts]
-        for order, part in self._decoded(Method(LOSSLESS, LosslessVerifier()), prompts, seed):
-            for index, row in zip(order, part.tokens):
-                ids[index] = row
+        for order, drawn in self._decoded(Method(LOSSLESS, LosslessVerifier()), prompts, seed):
+            for place, row in zip(order, drawn.tokens):
+                ids[place] = row
         return [self.decoder.text(row) for row in ids], ids
 
     def _decoded(
@@ -111,49 +121,21 @@ class Sampler:
         for number, order in enumerate(bar):
             yield order, self.decoder(method, [rows[index] for index in order], seed + number, **kwargs)
 
-    def read_rollouts(self, records: TokenRecords, stats: SpeculativeStats) -> Rollouts:
-        """Return the completions and decisions of one batch from its token records."""
-        emitted = records.source >= 0
-        rows, columns = (emitted & (records.source != SOURCES.index("bonus"))).nonzero(as_tuple=True)
-        decisions = Decisions(
-            sequence=rows,
-            target_prob=records.p[rows, columns],
-            draft_prob=records.q[rows, columns],
-            tv=records.tv[rows, columns],
-            strict_prob=records.strict_prob[rows, columns],
-            accepted=records.source[rows, columns] == SOURCES.index("draft"),
-            num_sequences=len(records.tokens),
-        )
-        ids = [tokens[kept].tolist() for tokens, kept in zip(records.tokens, emitted)]
-        completions = [self.decoder.text(row) for row in ids]
-        return Rollouts(
-            completions=completions,
-            completion_ids=ids,
-            finished=[not self.decoder.is_cut_off(row, text) for row, text in zip(ids, completions)],
-            decisions=decisions,
-            inputs={name: values[rows, columns] for name, values in (records.inputs or {}).items()},
-            stats=stats,
-        )
 
-
-def _join(parts: list[tuple[list[int], Rollouts]]) -> Rollouts:
-    """Join the rollouts of batches in the order of the prompts."""
-    size = sum(len(order) for order, _ in parts)
-    rows: list[tuple[str, list[int], bool]] = [("", [], False)] * size
-    stats, sequences = SpeculativeStats(), []
-    for order, part in parts:
-        for place, row in zip(order, zip(part.completions, part.completion_ids, part.finished)):
-            rows[place] = row
-        stats.add(part.stats)
-        sequences.append(torch.tensor(order)[part.decisions.sequence])
-    places = [place for order, _ in parts for place in order]
-    stats.per_row = [row for _, row in sorted(zip(places, stats.per_row), key=lambda pair: pair[0])]
-    columns = {name: torch.cat([getattr(part.decisions, name) for _, part in parts]) for name in Decisions.COLUMNS[1:]}
-    recorded = [part.inputs for _, part in parts if part.inputs]  # none in batches without draft tokens
-    inputs = {name: torch.cat([values[name] for values in recorded]) for name in (recorded[0] if recorded else ())}
-    decisions = Decisions(sequence=torch.cat(sequences), num_sequences=size, **columns)
-    completions, ids, finished = (list(column) for column in zip(*rows))
-    return Rollouts(completions, ids, finished, decisions, inputs, stats)
+def read_decisions(records: TokenRecords) -> tuple[Decisions, dict[str, torch.Tensor]]:
+    """Return the decisions of one batch and the head's inputs at each, from its token records."""
+    verified = (records.source >= 0) & (records.source != SOURCES.index("bonus"))
+    rows, columns = verified.nonzero(as_tuple=True)
+    decisions = Decisions(
+        sequence=rows,
+        target_prob=records.p[rows, columns],
+        draft_prob=records.q[rows, columns],
+        tv=records.tv[rows, columns],
+        strict_prob=records.strict_prob[rows, columns],
+        accepted=records.source[rows, columns] == SOURCES.index("draft"),
+        num_sequences=len(records.tokens),
+    )
+    return decisions, {name: values[rows, columns] for name, values in (records.inputs or {}).items()}
 
 
 @dataclass(eq=False)

@@ -43,7 +43,7 @@ REFUSED = [
     (f"{TRAIN} --num-exmples 5", "no such option or argument: --num-exmples"),
     (f"{TRAIN} --temperature 0", "temperature must be above 0"),
     (f"{TRAIN} --eval-split train", "must be at most"),
-    (f"{TRAIN} --reward-funcs no.such.module", "no.such"),
+    (f"{TRAIN} --reward-funcs no.such.module", "No module named 'no'"),
     (f"{TRAIN} --config no.yaml", "'no.yaml' does not exist"),
     ("push no-such-folder org/head", "'no-such-folder' does not exist"),
     (f"push {HEAD}", "Missing argument"),
@@ -82,11 +82,11 @@ def test_help_of_every_command(name):
 
 
 def test_help_imports_neither_torch_nor_transformers():
-    """Catches help that takes seconds."""
+    """Catches help that takes seconds. That of `train` lists the settings of transformers' trainer, and takes some."""
     code = f"""
 import sys
 from hf_diversed.cli import app
-for arguments in [["--help"], ["--version"], *([name, "--help"] for name in {COMMANDS})]:
+for arguments in [["--help"], ["--version"], *([name, "--help"] for name in {COMMANDS} if name != "train")]:
     try:
         app(arguments, prog_name="hf-diversed")
     except SystemExit as ended:

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 
-from tests.tiny import BOS, word_tokenizer
 from tests.training import runs
 
 
@@ -17,8 +16,3 @@ def done(tmp_path_factory):
     settings = {"acceptance_coef": None, "reward_weights": [1.0, 2.0], "learning_rate": 0.3, "max_steps": 6}
     rewards = [runs.letters, runs.zero]
     return runs.trained(tmp_path_factory.mktemp("run"), rewards, models=models, **evaluated, **settings), before
-
-
-@pytest.fixture(scope="session")
-def tokenizer():
-    return word_tokenizer(f"w{BOS}")

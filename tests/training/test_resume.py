@@ -43,8 +43,9 @@ def resumed(tmp_path_factory):
     return again
 
 
-def test_all_heads_are_bitwise_those_of_the_unbroken_run(unbroken, resumed):
-    """Catches rollouts, references or a learning rate that depend on where the process started."""
+def test_a_resumed_run_ends_as_the_unbroken_one(unbroken, resumed):
+    """Catches rollouts, references or a learning rate that depend on where the process started, a lost coefficient or
+    mean, references that are measured again, and an evaluation that is left out. Equal bit for bit."""
     for step in (2, 4, 6):
         one, two = (
             load_file(Path(run.args.output_dir) / f"checkpoint-{step}/model.safetensors")
@@ -52,11 +53,7 @@ def test_all_heads_are_bitwise_those_of_the_unbroken_run(unbroken, resumed):
         )
         assert one.keys() == two.keys()
         assert all(torch.equal(value, two[name]) for name, value in one.items())
-
-
-def test_constraint_references_and_best_step_are_those_of_the_unbroken_run(unbroken, resumed):
-    """Catches a lost coefficient or mean, references that are measured again, and an evaluation that is left out."""
-    assert resumed.constraint.state() == unbroken.constraint.state()
+    assert resumed.constraint == unbroken.constraint
     assert len(resumed.constraint.batches) == 3
     assert resumed.references.rewards == unbroken.references.rewards
     assert resumed.state.best_global_step == unbroken.state.best_global_step
@@ -69,14 +66,13 @@ def test_constraint_references_and_best_step_are_those_of_the_unbroken_run(unbro
 
 
 def test_the_limit_can_change_on_resume(tmp_path):
-    """Catches bounds of the interrupted run that override the new ones, and a running mean that is lost."""
+    """Catches the limit of the interrupted run in place of the new one, and a running mean that is lost."""
     first = runs.trained(tmp_path, acceptance_coef=None, max_quality_drop=0.01, max_steps=4)
-    again = runs.trainer(tmp_path, acceptance_coef=None, max_quality_drop=0.2, acceptance_coef_max=0.25, max_steps=6)
+    again = runs.trainer(tmp_path, acceptance_coef=None, max_quality_drop=0.2, max_steps=6)
     again.train(resume_from_checkpoint=True)
-    assert again.constraint in again.callback_handler.callbacks
-    assert (again.constraint.max_drop, again.constraint.high) == (0.2, 0.25)
+    assert again.constraint.max_drop == 0.2
     assert again.constraint.batches[:2] == first.constraint.batches
     assert len(again.constraint.batches) == 3
     fixed = runs.trainer(tmp_path, acceptance_coef=0.7, max_steps=8)
     fixed.train(resume_from_checkpoint=True)
-    assert fixed.constraint.effective_coef == 0.7
+    assert fixed.acceptance_coef == 0.7

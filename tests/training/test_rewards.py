@@ -1,4 +1,4 @@
-"""Arguments, return values and sums of rewards."""
+"""Arguments, return values and sums of rewards; and the stored rewards of the target."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from hf_diversed.tasks import execution, get_task
-from hf_diversed.training.rewards import RewardSum, call_reward, load_reward, task_reward
+from hf_diversed.training.references import ReferenceRewards
+from hf_diversed.training.rewards import load_reward, named_rewards, score_rows, task_reward
 
 
 def chat(text: str) -> list[dict[str, str]]:
@@ -15,18 +16,13 @@ def chat(text: str) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("form", [str, chat])
 def test_a_task_is_a_reward(form):
-    """Catches columns paired with the wrong completion, and chats that are not unpacked."""
+    """Catches columns paired with the wrong completion, chats that are not unpacked, and a score of 0 for rows of
+    another dataset in a mixture."""
     reward = task_reward(get_task("gsm8k"))
     columns = {"prompts": ["a", "b", "c"], "completions": [form(f"#### {number}") for number in (5, 6, 7)]}
-    columns |= {"completion_ids": [[1], [2], [3]], "answer": ["#### 5", "#### 5", "#### 7"]}
-    assert reward(**columns, trainer_state=object(), note="three letters are no column") == [1.0, 0.0, 1.0]
+    columns |= {"completion_ids": [[1], [2], [3]], "answer": ["#### 5", "#### 5", None]}
+    assert reward(**columns, trainer_state=object(), note="three letters are no column") == [1.0, 0.0, None]
     assert reward.__name__ == "gsm8k"
-
-
-def test_samples_without_a_gold_answer_are_skipped():
-    """Catches an error, or a score of 0, for rows of another dataset in a mixture."""
-    reward = task_reward(get_task("gsm8k"))
-    assert reward(["#### 1", "#### 2", "#### 3"], answer=["#### 1", None, "#### 4"]) == [1.0, None, 0.0]
 
 
 @pytest.mark.parametrize("columns", [{}, {"answer": ["#### 1"]}, {"answer": "#### 1"}, {"question": ["a", "b"]}])
@@ -58,7 +54,6 @@ def test_code_rewards_run_a_batch_at_once(monkeypatch: pytest.MonkeyPatch):
     signatures = ["def f():\n", "def g():\n"]
     assert reward(prompts=signatures, completions=completions, **columns) == [1.0, 0.0]
     assert reward(prompts=["shots"] * 2, task_prompt=signatures, completions=completions, **columns) == [1.0, 0.0]
-    assert len(calls) == 2
     assert calls[0] == calls[1]
     assert calls[0][1].startswith("def g():\n    return 3\n")
     with pytest.raises(ValueError, match="needs column 'task_prompt' or 'prompt'"):
@@ -74,14 +69,13 @@ def test_loads_tasks_functions_and_paths(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert load_reward(len) is len
     with pytest.raises(ValueError, match="--allow-code-execution"):
         load_reward("task:code")
-
     monkeypatch.setattr(execution, "run_programs", lambda programs, tests, isolated: [not isolated])
     assert load_reward("task:code", allow_unsafe_code_execution=True)(["x"], answer=["assert x"]) == [1.0]
     sys.modules.pop("my_rewards", None)
 
 
 @pytest.mark.parametrize(
-    ("name", "module"), [("summary", "rouge_score"), ("xsum", "rouge_score"), ("gsm8k", "math_verify")]
+    ("name", "module"), [("summary", "rouge_score"), ("scitldr", "rouge_score"), ("gsm8k", "math_verify")]
 )
 def test_a_missing_scorer_is_an_early_error(monkeypatch: pytest.MonkeyPatch, name: str, module: str):
     """Catches a package that is missed only after completions were generated."""
@@ -95,16 +89,14 @@ def test_a_missing_scorer_is_an_early_error(monkeypatch: pytest.MonkeyPatch, nam
     [
         ("task:gsm9k", ValueError, "unknown task 'gsm9k'; known tasks: gsm8k"),
         ("length", ValueError, 'a reward must be "task:name" or "package.module.function", got \'length\''),
-        ("", ValueError, 'a reward must be "task:name"'),
-        ("a..b", ValueError, 'a reward must be "task:name"'),
         ("./rewards.py", ValueError, 'a reward must be "task:name"'),
-        ("no_such_package.reward", ValueError, "module 'no_such_package' .* cannot be imported .* PYTHONPATH"),
-        ("json.no_such_function", ValueError, "module 'json' has no 'no_such_function'"),
-        ("math.pi", TypeError, "reward 'math.pi' must be a function, got float"),
+        ("no_such_package.reward", ImportError, "no_such_package"),
+        ("json.no_such_function", TypeError, "must be a function of module 'json', got None"),
+        ("math.pi", TypeError, "reward 'math.pi' must be a function of module 'math', got 3.14"),
     ],
 )
 def test_refuses_invalid_names(spec: str, error: type[Exception], message: str):
-    """Catches a misspelled name that ends in a traceback of importlib."""
+    """Catches a misspelled name that is found out after the rollouts."""
     with pytest.raises(error, match=message):
         load_reward(spec)
 
@@ -116,67 +108,66 @@ def constant(*values):
     return reward
 
 
-async def waits(completions, **columns):
-    return [1.0] * len(completions)
+def score(functions: list, weights=None, rows=({"prompt": "p"}, {"prompt": "q"}), texts=("a", "b")):
+    named = named_rewards(functions)
+    return score_rows(named, weights or [1.0] * len(named), rows, texts, [[1]] * len(rows))
 
 
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        (constant(1.0), r"reward 'reward' must return a list of 2, one per completion, got 1 values"),
-        (constant(1.0, 2.0, 3.0), "got 3 values"),
-        (lambda completions, **columns: 1.0, "must return a list of 2, one per completion, got float"),
-        (lambda completions, **columns: None, "got NoneType"),
-        (lambda completions, **columns: "ab", "must return a list of 2"),
-        (constant("good", 1.0), "must return numbers or None, got 'good'"),
-        (constant(1.0, float("inf")), "must return finite numbers or None, got inf"),
-        (constant(1.0, float("nan")), "must return finite numbers or None, got nan for completion 'b'"),
-        (waits, "reward 'waits' is async, which is not supported"),
+        (constant(1.0), r"reward 'reward' must return a list of 2 numbers, one per completion, got \[1.0\]"),
+        (constant(1.0, 2.0, 3.0), "must return a list of 2"),
+        (lambda completions, **columns: 1.0, "must return a list of 2 numbers, one per completion, got 1.0"),
+        (constant(1.0, float("inf")), "must return finite numbers, or None to skip a completion, got inf"),
+        (constant(1.0, float("nan")), "got nan for 'b'"),
     ],
 )
 def test_refuses_odd_returns(reward, message: str):
-    """Catches rewards that are assigned to the wrong samples because one is missing."""
-    for call in (lambda: call_reward(reward, ["a", "b"]), lambda: RewardSum([reward])(["a", "b"])):
-        with pytest.raises(ValueError, match=message):
-            call()
+    """Catches rewards that are assigned to the wrong samples because one is missing, and NaN as "no reward"."""
+    with pytest.raises(ValueError, match=message):
+        score([reward])
 
 
 def test_missing_rewards_are_skipped_in_the_sum():
-    """Catches None counted as 0, and weights in the wrong order."""
+    """Catches None counted as 0, weights in the wrong order, and two rewards of one name that replace each other."""
     first, second = constant(1.0, None, None, None, 0.0), constant(2.0, 4.0, None, 3.0, None)
-    weighted = RewardSum([first, second], [1.0, 0.5])(["x"] * 5)
-    assert weighted["reward"] == [2.0, 2.0, None, 1.5, 0.0]
-    assert weighted["rewards/reward_1"] == [2.0, 4.0, None, 3.0, None]
-    assert RewardSum([first, second])(["x"] * 5)["reward"] == [3.0, 4.0, None, 3.0, 0.0]
+    rows, texts = [{"prompt": "p"}] * 5, ["x"] * 5
+    found = score([first, second], [1.0, 0.5], rows, texts)
+    assert [each["reward"] for each in found] == [2.0, 2.0, None, 1.5, 0.0]
+    assert [each["rewards/reward_1"] for each in found] == [2.0, 4.0, None, 3.0, None]
+    assert [each["reward"] for each in score([first, second], None, rows, texts)] == [3.0, 4.0, None, 3.0, 0.0]
 
     class Constant:
         def __call__(self, completions, **columns):
             return [4.0] * len(completions)
 
-    names = RewardSum([len_reward, Constant(), task_reward(get_task("math"))]).names
-    assert names == ["len_reward", "Constant", "math"]
+    assert list(named_rewards([constant, Constant(), "task:math"])) == ["constant", "Constant", "math"]
 
 
-def test_columns_with_the_names_of_parameters():
-    """Catches a column of the dataset that is taken for a parameter of the call."""
-    columns = {"function": ["f"], "self": ["s"], "name": ["n"]}
-    assert RewardSum([constant(2.0)])(["x"], **columns)["reward"] == [2.0]
+def test_columns_of_rows():
+    """Catches another calling convention than TRL's, rows of several tasks that fail, columns with the names of
+    parameters, and chats whose rewards receive text."""
+    seen = []
+
+    def reward(completions, **columns):
+        seen.append((completions, columns))
+        return [0.5] * len(completions)
+
+    score([reward], rows=[{"prompt": "p", "number": 1, "name": "n"}, {"prompt": "q", "article": "text", "rows": "r"}])
+    columns = {"number": [1, None], "name": ["n", None], "article": [None, "text"], "rows": [None, "r"]}
+    assert seen[0] == (["a", "b"], columns | {"prompts": ["p", "q"], "completion_ids": [[1], [1]]})
+    score([reward], rows=[{"prompt": chat("?")}], texts=["a"])
+    assert seen[1][0] == [[{"role": "assistant", "content": "a"}]]
 
 
-def len_reward(completions, **columns):
-    return [len(completion) for completion in completions]
-
-
-@pytest.mark.parametrize(
-    ("functions", "weights", "message"),
-    [
-        ([len_reward], [1.0, 2.0], "reward_weights must hold 1, one per reward, got 2"),
-        ([len_reward, len_reward], [], "reward_weights must hold 2, one per reward, got 0"),
-        ([], None, "`functions` must hold at least one reward, got none"),
-        ([len_reward], [float("nan")], "reward_weights must be finite"),
-    ],
-)
-def test_refuses_weights_that_do_not_fit(functions: list, weights: list | None, message: str):
-    """Catches a reward without a weight, which would be ignored."""
-    with pytest.raises(ValueError, match=message):
-        RewardSum(functions, weights)
+def test_references_by_row():
+    """Catches a value that overwrites others, None as 0 or as not measured, another order of missing rows, and a
+    reward that is used for a row with the same prompt and another answer."""
+    store = ReferenceRewards()
+    chats = [{"prompt": [{"role": "user", "content": text}]} for text in ("Why?", "How?")]
+    a, b, c, none = ({"prompt": "a", "answer": answer} for answer in (0, 1, 2, None))
+    store.add(list(zip([a, b, a, b, none, none, chats[0]], [1.0, None, 0.0, 0.5, None, None, 0.25])))
+    assert (store[a], store[b], store[none], store[chats[0]]) == (0.5, 0.5, None, 0.25)
+    assert store[{"answer": 0, "prompt": "a"}] == 0.5
+    assert store.missing([c, b, *chats, none, c]) == [c, chats[1]]

@@ -1,16 +1,19 @@
-"""Rollouts against fresh forward passes of both models, and the loop's own counters."""
+"""Rollouts against fresh forward passes of both models, and the loop's own counters; and the order of the prompts."""
 
+from collections import Counter
 from typing import NamedTuple
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hf_diversed.evaluation.decoder import Sampling
 from hf_diversed.features import distribution_features, drafted_token_features
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import SOURCES
 from hf_diversed.training.objective import MixtureAcceptance, TokenAcceptance
-from hf_diversed.training.rollout import Rollouts, Sampler
+from hf_diversed.training.rollout import RolloutOrder, Rollouts, Sampler
 from hf_diversed.verifiers import diversed
 from hf_diversed.zoo.loader import Pair
 from tests.tiny import EOS, tiny_draft, tiny_model
@@ -29,9 +32,10 @@ class Spy(Sampler):
         super().__init__(*args)
         self.records = []
 
-    def read_rollouts(self, records, stats):
-        self.records.append(records)
-        return super().read_rollouts(records, stats)
+    def _decoded(self, *args, **kwargs):
+        for order, drawn in super()._decoded(*args, **kwargs):
+            self.records.append(drawn.records)
+            yield order, drawn
 
 
 class Drawn(NamedTuple):
@@ -74,11 +78,6 @@ def draw(architecture: str = "llama", features: str = "both", prompts=PROMPTS, b
     for place, row in zip(order, rows):
         positions[place] = [column for column, source in enumerate(row) if SOURCES[source] != "bonus" and source >= 0]
     return Drawn(sampler, head, rollouts, positions)
-
-
-@pytest.fixture(scope="module")
-def drawn() -> Drawn:
-    return draw()
 
 
 def fresh(model, prompt_ids: list[int], completion: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -127,15 +126,14 @@ def test_decisions_are_those_of_a_fresh_forward(architecture: str, features: str
             torch.testing.assert_close(values[mine], known[name][places], rtol=0.0, atol=2e-3)
 
 
-def test_counts_are_those_of_the_statistics(drawn):
+def test_counts_are_those_of_the_statistics():
     """Catches bonus or removed tokens that count as decisions, and statistics of other prompts."""
-    decisions, stats = drawn.rollouts.decisions, drawn.rollouts.stats
-    accepted = torch.bincount(decisions.sequence[decisions.accepted], minlength=len(PROMPTS))
-    rejected = torch.bincount(decisions.sequence[~decisions.accepted], minlength=len(PROMPTS))
-    assert accepted.tolist() == [row.num_accepted for row in stats.per_row]
-    assert rejected.tolist() == [row.num_rejected for row in stats.per_row]
-    assert (int(accepted.sum()), int(rejected.sum())) == (stats.num_accepted, stats.num_rejected)
-    assert min(stats.num_accepted, stats.num_rejected) > 5
+    rollouts = draw().rollouts
+    accepted, sequence = rollouts.decisions.accepted, rollouts.decisions.sequence
+    for kept, name in ((accepted, "num_accepted"), (~accepted, "num_rejected")):
+        counts = torch.bincount(sequence[kept], minlength=len(PROMPTS)).tolist()
+        assert counts == [getattr(row, name) for row in rollouts.stats]
+        assert sum(counts) > 5
 
 
 @pytest.mark.parametrize("features", ["both", "distribution+token"])
@@ -175,8 +173,6 @@ def test_batches_without_draft_tokens_are_joined():
     for prompts in (["a", "ababab"], ["ababab", "abcd"]):
         rollouts = make_sampler(target, None, batch_size=1, max_new_tokens=2).relaxed(prompts, head, seed=0)
         assert len(rollouts.inputs["features"]) == len(rollouts.decisions.sequence) > 0
-    rollouts = make_sampler(target, None, max_new_tokens=2).relaxed(["a", "b"], head, seed=0)
-    assert rollouts.inputs["features"].shape == (0, 8)
 
 
 def test_progress_of_several_batches(capsys):
@@ -190,18 +186,19 @@ def test_progress_of_several_batches(capsys):
     assert "lossless completions" in capsys.readouterr().err
 
 
-def test_seed_decides():
-    """Catches rollouts that depend on the global random state, which a resumed run does not share, or change it."""
+def test_rollouts_depend_on_the_seed_and_the_weights_only():
+    """Catches rollouts that depend on the global random state, which a resumed run does not share, or change it, and
+    rollouts at the default strictness of a calibrated head."""
     sampler = make_sampler()
     head = make_head(sampler.pair.target, sampler.pair.draft)
     torch.manual_seed(1)
     one = sampler.relaxed(PROMPTS, head, seed=7)
     torch.manual_seed(2)
     before = torch.get_rng_state()
+    head.config.strictness = 0.0
     same, other = sampler.relaxed(PROMPTS, head, seed=7), sampler.relaxed(PROMPTS, head, seed=8)
     assert one.completion_ids == same.completion_ids != other.completion_ids
     assert torch.equal(one.decisions.tv, same.decisions.tv)
-    assert torch.equal(torch.get_rng_state(), before)
     texts = sampler.lossless(PROMPTS, seed=7)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(3)
@@ -214,31 +211,21 @@ def frequent_token(sampler: Spy) -> int:
     return torch.bincount(torch.tensor([token for row in ids for token in row if token > 3])).argmax().item()
 
 
-def with_eos(token: int, **settings) -> Spy:
+def test_ends_at_eos():
+    """Catches padding or tokens after EOS, and a completion with EOS at the end that counts as truncated."""
+    token = frequent_token(make_sampler(batch_size=16))
     target, draft = runs.pair()
     for model in (target, draft):
         model.generation_config.eos_token_id = [EOS, token]
-    return make_sampler(target, draft, **settings)
-
-
-@pytest.mark.parametrize("lossless", [True, False], ids=["lossless", "relaxed"])
-def test_ends_at_eos(lossless: bool):
-    """Catches padding or tokens after EOS, and a completion with EOS at the end that counts as truncated."""
-    token = frequent_token(make_sampler(batch_size=16))
-    sampler = with_eos(token, batch_size=48)
-    head = make_head(sampler.pair.target, sampler.pair.draft)
-    prompts = PROMPTS * 6
-    if lossless:
-        ids, finished = sampler.lossless(prompts, seed=1)[1], None
-    else:
-        rollouts = sampler.relaxed(prompts, head, seed=1)
-        ids, finished = rollouts.completion_ids, rollouts.finished
-    ended = [row[-1] in (EOS, token) for row in ids]
-    assert 5 < sum(ended) < len(ended)
-    assert all(row.count(token) == int(row[-1] == token) for row in ids)
-    assert all(end or len(row) == MAX_NEW for row, end in zip(ids, ended))
-    assert any(end and len(row) == MAX_NEW for row, end in zip(ids, ended))
-    assert finished in (None, ended)
+    sampler, prompts = make_sampler(target, draft, batch_size=48), PROMPTS * 6
+    rollouts = sampler.relaxed(prompts, make_head(target, draft), seed=1)
+    for ids in (rollouts.completion_ids, sampler.lossless(prompts, seed=1)[1]):
+        ended = [row[-1] in (EOS, token) for row in ids]
+        assert 5 < sum(ended) < len(ended)
+        assert all(row.count(token) == int(row[-1] == token) for row in ids)
+        assert all(end or len(row) == MAX_NEW for row, end in zip(ids, ended))
+        assert any(end and len(row) == MAX_NEW for row, end in zip(ids, ended))
+    assert rollouts.finished == [row[-1] in (EOS, token) for row in rollouts.completion_ids]
 
 
 def test_stop_strings_end_a_rollout():
@@ -253,7 +240,7 @@ def test_stop_strings_end_a_rollout():
         assert all(stop not in text[:-1] for text in found)
     ended = [stop in text or len(row) < MAX_NEW for text, row in zip(rollouts.completions, rollouts.completion_ids)]
     assert rollouts.finished == ended
-    # No coin of what the stop cut off is left.
+    # No decision on a token that the stop cut off is left.
     counts = rollouts.decisions.counts()
     assert all(count <= len(row) for count, row in zip(counts.tolist(), rollouts.completion_ids))
 
@@ -275,8 +262,7 @@ def test_reference_completions_follow_the_target():
 @pytest.mark.parametrize("settings", [{"top_k": 1}, {"top_p": 0.001}])
 def test_truncation_reaches_the_distributions(settings):
     """Catches top_k or top_p without effect: with one token left p(y) is 0 or 1."""
-    decisions = draw(**settings).rollouts.decisions
-    assert set(decisions.target_prob.tolist()) == {0.0, 1.0}
+    assert set(draw(**settings).rollouts.decisions.target_prob.tolist()) == {0.0, 1.0}
 
 
 def test_weights_of_other_tokens_are_not_computed(monkeypatch):
@@ -285,13 +271,35 @@ def test_weights_of_other_tokens_are_not_computed(monkeypatch):
     make_sampler().relaxed(PROMPTS, make_head(*runs.pair(), features="distribution+token"), seed=0)
 
 
-def test_rollouts_are_those_of_the_head_as_trained():
-    """Catches rollouts at the default strictness of a calibrated head."""
-    sampler = make_sampler()
-    head = make_head(sampler.pair.target, sampler.pair.draft)
-    before = sampler.relaxed(PROMPTS, head, seed=1)
-    head.config.strictness = 0.0
-    after = sampler.relaxed(PROMPTS, head, seed=1)
-    assert after.completions == before.completions
-    assert after.stats.strictness == 0.5
-    assert after.stats.acceptance_rate < 1.0
+def order(num_prompts=7, batch_size=8, num_generations=2, num_iterations=3, num_updates=12, seed=0) -> RolloutOrder:
+    return RolloutOrder(num_prompts, batch_size, num_generations, num_iterations, num_updates, seed)
+
+
+def groups(sampler: RolloutOrder) -> list[list[int]]:
+    """Prompt indices by update."""
+    indices = list(sampler)
+    return [indices[start : start + sampler.batch_size] for start in range(0, len(indices), sampler.batch_size)]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.integers(1, 20), st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.integers(1, 5))
+def test_order_has_the_length_of_the_run(
+    prompts: int, per_batch: int, generations: int, iterations: int, rollouts: int
+):
+    """Catches a data loader that ends before the run, or starts a second epoch."""
+    sampler = order(prompts, per_batch * generations, generations, iterations, iterations * rollouts)
+    assert len(list(sampler)) == len(sampler) == per_batch * generations * iterations * rollouts
+
+
+def test_order_of_the_prompts():
+    """Catches updates with the prompts of other rollouts, divided groups, prompts drawn with replacement, an endless
+    draw for few prompts, and an order that a resumed or extended run does not repeat."""
+    found = groups(order(num_updates=42))
+    assert all(found[k] == found[k - k % 3] for k in range(42))
+    assert all(group[::2] == group[1::2] for group in found)
+    drawn = [index for group in found[::3] for index in group[::2]]
+    passes = [tuple(drawn[start : start + 7]) for start in range(0, 56, 7)]
+    assert [sorted(each) for each in passes] == [list(range(7))] * 8
+    assert len(set(passes)) > 1
+    assert [Counter(group) for group in groups(order(num_prompts=3, batch_size=12))] == [{0: 4, 1: 4, 2: 4}] * 12
+    assert list(order()) == list(order()) == list(order(num_updates=42))[: len(order())] != list(order(seed=1))

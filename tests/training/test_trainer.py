@@ -1,6 +1,7 @@
 """The trainer as a whole: training, logs, files, errors, and what it must not change."""
 
 import copy
+import json
 import math
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from hf_diversed import DiversedHead, DiversedHeadConfig
+from hf_diversed.provenance import module_digest
 from hf_diversed.training import trainer as trainer_module
 from tests.tiny import EOS, calibration
 from tests.training import runs
@@ -57,22 +59,6 @@ def test_the_sampler_gets_the_sampling_settings(tmp_path):
 # Rewards
 
 
-def test_rewards_are_called_as_trl_calls_them(tmp_path):
-    """Catches a missing column, or one that is not in the order of the completions."""
-    seen = []
-
-    def reward(completions, prompts, completion_ids, number, **columns):
-        seen.append(columns)
-        assert len(completions) == len(prompts) == len(completion_ids) == len(number) == 8
-        assert [runs.PROMPTS[index] for index in number] == prompts
-        for text, ids in zip(completions, completion_ids):
-            assert text == runs.tokenizer().decode(ids, skip_special_tokens=True)
-        return [0.0] * 8
-
-    runs.trained(tmp_path, reward, max_steps=2)
-    assert len(seen) == 1
-
-
 def test_weighted_sum_of_several_rewards(tmp_path):
     """Catches weights that are ignored or applied to the wrong reward, and a None that counts as 0."""
 
@@ -87,7 +73,7 @@ def test_weighted_sum_of_several_rewards(tmp_path):
     assert history(trainer, "reward") == pytest.approx([2.0])
     assert history(trainer, "rewards/first/mean") == [1.0]
     assert history(trainer, "rewards/second/mean") == [10.0]
-    assert trainer.batch.advantage.tolist() == pytest.approx([1.0, -1.0, 0.0, 0.0] * 2)
+    assert trainer.batch["advantage"].tolist() == pytest.approx([1.0, -1.0, 0.0, 0.0] * 2)
 
 
 def test_prompt_without_reward_in_a_constrained_run(tmp_path):
@@ -109,26 +95,7 @@ def test_the_targets_own_reward_is_subtracted(tmp_path, coef, known):
         return [float(index) for index in number]
 
     trainer = runs.trained(tmp_path, easy, acceptance_coef=coef, max_steps=2)
-    assert bool((trainer.batch.advantage == 0.0).all()) == known
-
-
-@pytest.mark.parametrize("coef", [0.3, None], ids=["fixed", "constrained"])
-def test_chat_rewards_get_messages_everywhere(tmp_path, coef):
-    """Catches rewards that receive messages for rollouts, but text or no ids for reference completions."""
-    seen = []
-
-    def reward(completions, completion_ids, prompts, **columns):
-        for completion, ids, prompt in zip(completions, completion_ids, prompts):
-            assert [message["role"] for message in completion] == ["assistant"]
-            assert isinstance(completion[0]["content"], str)
-            assert len(ids) >= 1
-            assert prompt[0]["role"] == "user"
-        seen.append(len(completions))
-        return [1.0] * len(completions)
-
-    chats = [{"prompt": [{"role": "user", "content": text}]} for text in runs.PROMPTS[:4]]
-    runs.trained(tmp_path, reward, train_dataset=chats, acceptance_coef=coef, max_steps=2)
-    assert seen == ([8] if coef else [8, 8])
+    assert bool((trainer.batch["advantage"] == 0.0).all()) == known
 
 
 # What it learns
@@ -181,16 +148,26 @@ def test_punished_tokens_make_the_head_stricter(tmp_path, kind):
 
 
 def test_fresh_head_starts_at_the_asked_weight(tmp_path):
+    """Catches an initial weight that changes when the inputs are scaled."""
     trainer = runs.trained(tmp_path, initial_weight=0.8, learning_rate=0.0, max_steps=2, head_features="both")
     assert history(trainer, "weight") == pytest.approx([0.8])
 
 
-def test_new_heads_do_not_save_the_random_state_of_gpus(tmp_path, monkeypatch):
-    """Catches a new head that saves the random state of every GPU, which creates a context on each."""
-    saved, fork = [], torch.random.fork_rng
-    monkeypatch.setattr(torch.random, "fork_rng", lambda devices=None: saved.append(devices) or fork(devices))
-    runs.trainer(tmp_path)
-    assert saved == [[]]
+@pytest.mark.parametrize("head_type", ["linear", "mlp"])
+def test_token_heads_start_at_the_lenience(tmp_path, head_type: str):
+    """Catches a start that changes when the inputs are scaled, or that differs from the requested one, and advantages
+    over groups with rows of other prompts."""
+    start = {"head_type": head_type, "initial_lenience": 0.1, "learning_rate": 0.0}
+    trainer = runs.trained(tmp_path, **TOKEN, **start, max_steps=2)
+    batch, head = trainer.batch, trainer.model
+    assert head.input_std[-5] != 1.0
+    ratio = batch["inputs"]["token"][..., 0]
+    torch.testing.assert_close(batch["old_logit"], 2.0 * (torch.tensor(0.1).log() - ratio), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(head.ratio_slope(), torch.tensor(2.0), rtol=1e-4, atol=1e-4)
+    assert history(trainer, "ratio") == [1.0]
+    one, other = batch["advantage"].view(-1, 2).unbind(1)
+    torch.testing.assert_close(one, -other)
+    assert one.abs().max() > 0.0
 
 
 # Evaluation and the best head
@@ -227,10 +204,10 @@ def test_evaluation_batch_size(tmp_path, monkeypatch):
 def test_noise_does_not_select_a_head(tmp_path, monkeypatch):
     """Catches a head that is selected for a noisy mean drop."""
     trainer = runs.trainer(tmp_path, eval_dataset=runs.rows()[:4], acceptance_coef=None, max_quality_drop=0.1)
+    counts = {"num_accepted": 3, "num_drafted": 4, "num_emitted": 4, "num_rounds": 1}
 
-    def evaluated(drops: list[float]) -> float:
-        facts = {"reward": [1.0] * 4, "drop": drops, "counts": [(3, 4, 4, 1)]}
-        monkeypatch.setattr(trainer, "evaluated", lambda rows: facts)
+    def evaluated(drops: list[float | None]) -> float:
+        monkeypatch.setattr(trainer, "_facts", lambda *_: [{"reward": 1.0, "drop": drop} | counts for drop in drops])
         return trainer.evaluate()["eval_objective"]
 
     assert evaluated([0.05] * 4) == 0.75
@@ -279,7 +256,7 @@ def test_models_by_name(tmp_path):
         str(tmp_path / "target"),
         str(tmp_path / "draft"),
         reward_funcs="tests.training.runs.letters",
-        args=runs.config(tmp_path / "run", max_steps=2, model_init_kwargs={"dtype": "float32"}),
+        args=runs.config(tmp_path / "run", max_steps=2),
         train_dataset=runs.rows(),
     )
     trainer.train()
@@ -289,16 +266,9 @@ def test_models_by_name(tmp_path):
     assert history(trainer, "reward") == history(runs.trained(tmp_path / "other", runs.letters, max_steps=2), "reward")
 
 
-def test_options_of_loading_need_names(tmp_path):
-    """Catches a dtype that is recorded and published, but not used."""
-    with pytest.raises(
-        ValueError, match=r"model_init_kwargs=.*bfloat16.* has no effect on the loaded LlamaForCausalLM"
-    ):
-        runs.trainer(tmp_path, model_init_kwargs={"dtype": "bfloat16"})
-
-
 def test_given_head_is_trained(done, tmp_path):
-    """Catches a given head that is replaced by a new one, and one that keeps a calibration of its earlier weights."""
+    """Catches a given head that is replaced by a new one, that keeps a calibration of its earlier weights, or that is
+    trained with the settings of the other kind."""
     trained, _ = done
     head = copy.deepcopy(trained.model)
     head.config.strictness, head.config.calibration = 0.35, calibration()
@@ -307,20 +277,31 @@ def test_given_head_is_trained(done, tmp_path):
     assert head.config.task == "gsm8k"
     assert (head.config.strictness, head.config.calibration) == (0.5, None)
     assert (head.config.training_temperature, head.config.num_assistant_tokens) == (0.7, 2)
+    assert (trainer.args.clip_range, trainer.args.baseline) == (0.2, "batch")
+    by_token = runs.trainer(tmp_path / "token", **TOKEN).model
+    again = runs.trainer(tmp_path / "again", head=by_token)
+    assert (again.args.clip_range, again.args.baseline) == (0.5, "prompt")
+    again.save_model()
+    found = json.loads((tmp_path / "again" / "provenance.json").read_text())
+    assert found["continued_from"] == module_digest(by_token)
 
 
-def test_looked_up_drafts_have_no_hidden_states(tmp_path):
-    target, _ = runs.pair()
-    with pytest.raises(ValueError, match="head_features must be \"distribution\", got 'both'"):
-        runs.trainer(tmp_path, models=(target, None), head_features="both")
+def test_training_again_continues(tmp_path, monkeypatch):
+    """Catches a second call of `train` that resets the head to its initial prediction."""
+    trainer = runs.trained(tmp_path, **TOKEN, max_steps=2)
+    monkeypatch.setattr(trainer, "_standardize", pytest.fail)
+    trainer.train()
+    assert trainer.state.global_step == 2
 
 
 def test_a_head_of_another_pair_is_an_early_error(tmp_path):
     """Catches an error that follows the measurement of all reference rewards."""
     wide = DiversedHead(DiversedHeadConfig(target_hidden_size=7, draft_hidden_size=7, features="hidden"))
     for draft, words in ((runs.pair()[1], "hidden size 7, got"), (None, "needs hidden states of a draft model")):
+        trainer = runs.trainer(tmp_path, models=(runs.pair()[0], draft), head=wide, acceptance_coef=None)
         with pytest.raises(ValueError, match=words):
-            runs.trainer(tmp_path, models=(runs.pair()[0], draft), head=wide)
+            trainer.train()
+        assert trainer.references.rewards == {}
 
 
 def test_references_are_measured_once(tmp_path):
@@ -333,15 +314,85 @@ def test_references_are_measured_once(tmp_path):
     assert len(drawn) == 2 * len(set(drawn)) == 2 * len(trainer.references.rewards)
 
 
-def test_rows_of_several_tasks(tmp_path):
-    """Catches an error for a column of one task that rows of another lack: `task_reward` gives those None."""
-    rows = [{"prompt": "a", "number": 1}, {"prompt": "bc", "article": "text"}, {"prompt": "l", "number": 3}]
-    seen = []
+@pytest.mark.parametrize("coef", [0.3, None], ids=["fixed", "constrained"])
+def test_one_prompt(tmp_path, coef):
+    """Catches a mean, a standard deviation or an order that needs two prompts."""
+    rows = runs.rows()[:1]
+    done = runs.trained(tmp_path, train_dataset=rows, eval_dataset=rows, acceptance_coef=coef, eval_strategy="steps")
+    assert done.state.global_step == done.args.max_steps
+    assert all(value == value for line in done.state.log_history for value in line.values())
 
-    def reward(completions, number, article, **columns):
-        seen.extend(zip(number, article))
-        return [0.5] * len(completions)
 
-    runs.trainer(tmp_path, reward, train_dataset=rows, max_steps=2, save_steps=2).train()
-    assert set(seen) <= {(1, None), (None, "text"), (3, None)}
-    assert len(set(seen)) > 1
+PROMPTS = {
+    "a later row": (
+        {"train_dataset": [{"prompt": "a"}, {"text": "b"}]},
+        'every row of train_dataset must have a "pro',
+    ),
+    "no prompt to evaluate on": ({"eval_dataset": [{"text": "a"}]}, 'every row of eval_dataset must have a "prompt"'),
+    "too long": (
+        {"train_dataset": runs.rows(["a", "b" * 117, "c" * 118, "d" * 200])},
+        "prompt 2 of train_dataset has 119 tokens; at most 118 fit, as the target has 128 positions and a completion "
+        "takes up to 10. 2 of 4 prompts are too long",
+    ),
+    "no room": ({"max_completion_length": 128}, "train_dataset has 2 tokens; at most 0"),
+    "weights": ({"reward_weights": [1.0, 2.0]}, "reward_weights must hold 1, one per reward, got 2"),
+}
+
+
+@pytest.mark.parametrize(("settings", "message"), PROMPTS.values(), ids=PROMPTS)
+def test_runs_that_cannot_start(tmp_path, settings: dict, message: str):
+    """Catches prompts without a position left for a completion, which models with rotary positions accept, and a
+    reward without a weight, which would be ignored."""
+    with pytest.raises(ValueError) as error:
+        runs.trainer(tmp_path, **settings)
+    assert message in str(error.value)
+
+
+def test_prompt_beyond_the_draft(tmp_path):
+    """Catches a draft model with fewer positions than its target."""
+    target, draft = runs.pair()
+    draft.config.max_position_embeddings = 16
+    rows = runs.rows(["a" * 7])
+    with pytest.raises(ValueError, match="prompt 0 of train_dataset has 8 tokens; at most 6 fit, as the draft has 16"):
+        runs.trainer(tmp_path, models=(target, draft), train_dataset=rows)
+
+
+def test_rollouts_without_use(tmp_path):
+    """Catches a mean over no rewards, and inputs scaled by NaN if prompt lookup found nothing to copy."""
+    with pytest.raises(ValueError, match="every reward of a batch of rollouts is None"):
+        runs.trained(tmp_path, lambda completions, **columns: [None] * len(completions))
+    lookup = {"models": (runs.pair()[0], None), "max_completion_length": 2, "train_dataset": runs.rows(["a", "bc"])}
+    with pytest.raises(ValueError, match="a batch of rollouts has no draft tokens"):
+        runs.trained(tmp_path, **lookup)
+
+
+# What it saves
+
+
+def test_checkpoint_holds_the_head_alone(done):
+    """Catches base models or pickled arguments in a checkpoint, and one without provenance."""
+    trainer, _ = done
+    checkpoint = runs.Path(trainer.args.output_dir) / "checkpoint-4"
+    assert set(load_file(checkpoint / "model.safetensors")) == set(trainer.model.state_dict())
+    assert trainer.model.num_parameters() == 9
+    head = DiversedHead.from_pretrained(checkpoint)
+    assert (head.config.num_assistant_tokens, head.config.training_temperature) == (3, 1.0)
+    listed = {path.name for path in checkpoint.iterdir()}
+    assert {"model.safetensors", "optimizer.pt", "trainer_state.json", "provenance.json"} <= set(listed)
+    assert "training_args.bin" not in listed
+    assert sum((checkpoint / name).stat().st_size for name in listed) < 100_000
+    found = json.loads((checkpoint / "provenance.json").read_text())
+    assert (found["step"], found["seed"], found["rewards"]) == (4, runs.TINY["seed"], ["letters", "zero"])
+    assert found["training"]["reward_weights"] == [1.0, 2.0]
+    logged = next(line for line in trainer.state.log_history if line["step"] == 4 and "eval_objective" in line)
+    assert found["validation"]["quality_drop"] == logged["eval_quality_drop"]
+    assert {"versions", "git_commit", "world_size", "num_prompts"} <= set(found)
+
+
+def test_the_final_head_records_its_step(done, tmp_path):
+    """Catches the best head, loaded at the end, with the number of the last step."""
+    trainer, _ = done
+    trainer.save_model(str(tmp_path))
+    best = runs.Path(trainer.state.best_model_checkpoint)
+    assert json.loads((tmp_path / "provenance.json").read_text())["step"] == int(best.name.removeprefix("checkpoint-"))
+    assert (tmp_path / "model.safetensors").read_bytes() == (best / "model.safetensors").read_bytes()
