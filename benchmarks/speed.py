@@ -29,7 +29,7 @@ from hf_diversed.blocks import DecodingContext, DraftOutput, TargetOutput, Verdi
 from hf_diversed.evaluation.decoder import Method, Sampling, build_methods, encode, eos_ids, left_padded, timed_call
 from hf_diversed.evaluation.table import number, percent
 from hf_diversed.files import write_json
-from hf_diversed.generation.patching import install_hook
+from hf_diversed.generation.hook import install_hook
 from hf_diversed.generation.warmup import default_compile_config
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import get_task, load_records

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from hf_diversed._after_import import watch
 from hf_diversed._version import __version__
-from hf_diversed.generation.patching import install_hook, uninstall_hook
+from hf_diversed.generation.hook import attach, diversed_decoding, install_hook, uninstall_hook
 
 
 if TYPE_CHECKING:
     from hf_diversed.engines.compiling import clear_compiled
-    from hf_diversed.generation.attachment import attach
-    from hf_diversed.generation.planning import diversed_decoding, draft_source
+    from hf_diversed.generation.call import draft_source
     from hf_diversed.generation.recording import RoundStreamer, record_stats
     from hf_diversed.generation.warmup import warmup
     from hf_diversed.head import DiversedHead, DiversedHeadConfig
@@ -80,8 +79,7 @@ __all__ = [
 
 _HOMES = {
     "hf_diversed.engines.compiling": ("clear_compiled",),
-    "hf_diversed.generation.planning": ("diversed_decoding", "draft_source"),
-    "hf_diversed.generation.attachment": ("attach",),
+    "hf_diversed.generation.call": ("draft_source",),
     "hf_diversed.generation.recording": ("RoundStreamer", "record_stats"),
     "hf_diversed.head": ("DiversedHead", "DiversedHeadConfig"),
     "hf_diversed.outputs": ("GenerateDiversedOutput", "SpeculativeStats"),

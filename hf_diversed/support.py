@@ -7,7 +7,7 @@ import functools
 import inspect
 import logging
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -551,12 +551,17 @@ def sort_criteria(criteria: StoppingCriteriaList) -> Criteria:
     )
 
 
-def config_entry(config: GenerationConfig | None, name: str):
-    """Return an attribute of a generation config, including entries of this library; None if unset."""
-    return vars(config).get(name) if config is not None else None
+def entries(config: GenerationConfig | None) -> dict[str, Any]:
+    """Return the entries of a generation config that are set, including those of this library."""
+    return {} if config is None else {name: value for name, value in vars(config).items() if value is not None}
 
 
 def explicit_entry(config: GenerationConfig, name: str):
     """Return an attribute of a prepared config; None if it equals upstream's default."""
     value = getattr(config, name)
     return None if value == GenerationConfig._get_default_generation_params()[name] else value
+
+
+def first_set(name: str, sources: Iterable[Mapping[str, Any]]) -> Any:
+    """Return a setting from the first source that contains it; None if no source does."""
+    return next((source[name] for source in sources if name in source), None)

@@ -116,7 +116,7 @@ def test_lazy_names_are_the_public_ones():
     tree = ast.parse(Path(hf_diversed.__file__).read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     seen = {alias.name: node.module for node in block.body for alias in node.names}
-    eager = {"__version__", "install_hook", "uninstall_hook"}
+    eager = {"__version__", "attach", "diversed_decoding", "install_hook", "uninstall_hook"}
     assert set(seen) | eager == set(hf_diversed.__all__)
     assert set(hf_diversed.__all__) <= set(dir(hf_diversed))
     for name, home in seen.items():
@@ -195,7 +195,7 @@ def test_unwatched_between_finding_and_execution(watched):
 
 def test_one_wrapper_from_many_threads(monkeypatch):
     """Catches nested wrappers: the inner one would treat an attachment as a second call."""
-    from hf_diversed.generation import patching
+    from hf_diversed.generation import hook
 
     class GenerationMixin:
         def generate(self, inputs=None, **kwargs):
@@ -203,7 +203,7 @@ def test_one_wrapper_from_many_threads(monkeypatch):
 
     stock, upstream = GenerationMixin.generate, ModuleType("upstream")
     upstream.GenerationMixin = GenerationMixin
-    threads = [threading.Thread(target=patching.wrap, args=(upstream,)) for _ in range(8)]
+    threads = [threading.Thread(target=hook.wrap, args=(upstream,)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -67,7 +67,7 @@ def calibrate(
     from hf_diversed.evaluation.calibration import calibrate as run
     from hf_diversed.evaluation.calibration import check_shares
     from hf_diversed.files import write_json
-    from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
+    from hf_diversed.generation.confidence import DEFAULT_NUM_ASSISTANT_TOKENS
     from hf_diversed.head import DiversedHead
     from hf_diversed.tasks import PromptedTask
     from hf_diversed.zoo import load_pair

@@ -40,7 +40,7 @@ def serve(
     import shutil
     import sys
 
-    from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
+    from hf_diversed.generation.confidence import DEFAULT_NUM_ASSISTANT_TOKENS
     from hf_diversed.serving.vllm.deployment import Deployment
 
     given = {

@@ -22,9 +22,8 @@ from hf_diversed.engines.compiling import (
 )
 from hf_diversed.engines.static_model import StaticModel
 from hf_diversed.engines.static_round import CallSettings, RoundInputs
-from hf_diversed.generation.decoding import EagerEngine
 from hf_diversed.generation.drafting import ModelDrafter
-from hf_diversed.generation.rows import RaggedRows
+from hf_diversed.generation.loop import EagerEngine
 from hf_diversed.sampling import RoundNoise
 
 
@@ -52,9 +51,9 @@ class StaticEngine(EagerEngine):
     forwards_only: str | None = field(init=False)
 
     @staticmethod
-    def cannot_serve(target: PreTrainedModel, draft: PreTrainedModel | None, rows: RaggedRows) -> str | None:
+    def cannot_serve(target: PreTrainedModel, draft: PreTrainedModel | None, prompt_length: int) -> str | None:
         """Return why a call cannot be decoded with static shapes; None if it can."""
-        if rows.prompt_length < 2:
+        if prompt_length < 2:
             return "the prompt has one token, and filling the caches needs at least two"
         for role, model in (("target", target), ("draft", draft)):
             if model is not None and (reason := support.cannot_compile(model)) is not None:

@@ -12,8 +12,8 @@ from transformers import LogitsProcessor, PreTrainedModel
 from hf_diversed.blocks import DraftOutput, Round, TargetOutput, Verdict
 from hf_diversed.engines.buffers import Buffers
 from hf_diversed.engines.static_model import Traits, extend
-from hf_diversed.generation.decoding import verify
 from hf_diversed.generation.drafting import Step, draft_scores, draw_draft_tokens, join_steps
+from hf_diversed.generation.loop import verify
 from hf_diversed.generation.processing import run_pointwise
 from hf_diversed.sampling import RoundNoise
 from hf_diversed.verifiers.base import Verifier

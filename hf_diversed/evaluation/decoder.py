@@ -14,8 +14,8 @@ import torch
 from transformers import CompileConfig, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from hf_diversed import support
-from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
-from hf_diversed.generation.patching import install_hook
+from hf_diversed.generation.confidence import DEFAULT_NUM_ASSISTANT_TOKENS
+from hf_diversed.generation.hook import install_hook
 from hf_diversed.generation.processing import CompletionStopStrings, stop_criterion
 from hf_diversed.head import DiversedHead
 from hf_diversed.outputs import GenerateDiversedOutput, SpeculativeStats, TokenRecords

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, Stopping
 
 from hf_diversed.evaluation.decoder import Method, build_methods
 from hf_diversed.evaluation.table import number, percent
-from hf_diversed.generation.patching import install_hook
+from hf_diversed.generation.hook import install_hook
 from hf_diversed.generation.processing import CompletionStopStrings, stop_criterion
 from hf_diversed.generation.recording import record_stats
 from hf_diversed.outputs import SpeculativeStats

@@ -6,7 +6,7 @@ row of a batch. Rounds run in eager mode.
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel
@@ -14,11 +14,14 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_diversed import support
 from hf_diversed.blocks import DraftOutput
+from hf_diversed.generation.confidence import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.generation.drafting import Drafter, first_columns, point_mass_block, to_vocabulary
-from hf_diversed.generation.options import CONSTANT, DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.generation.processing import BlockProcessor
-from hf_diversed.generation.request import STOPPING_SETTINGS, Request
 from hf_diversed.generation.rows import PerRow, RaggedRows, is_one_of
+
+
+if TYPE_CHECKING:
+    from hf_diversed.generation.call import Call
 
 
 # Names of the sources, by the argument that selects them.
@@ -26,115 +29,28 @@ MTP, DFLASH, OWN = "use_mtp=True", 'speculation_type="dflash"', "candidate_gener
 SHARED_STATES = "an assistant model that reads the target's keys and values"
 _READS_STATES = ("Gemma4Assistant", "Gemma4UnifiedAssistant")
 _MAX_OWN_TOKENS = 16  # per round of a caller's generator, if no number is set
-# The first releases that have been tested. Before 5.23, MTP and DFlash return other logits than they sample from.
-_FIRST_TESTED = {MTP: (5, 23), DFLASH: (5, 23), SHARED_STATES: (5, 24)}
 
 
-def find_source(request: Request) -> str | None:
+def find_source(call: "Call") -> str | None:
     """Return which candidate generator a call uses; None for the draft models and copies of this library."""
-    config, assistant = request.config, request.assistant_model
-    if request.candidate_generator is not None:
+    config, assistant = call.generation_config, call.assistant_model
+    if call.candidate_generator is not None:
         return OWN
     if config.use_mtp:
         return MTP
     if config.speculation_type is not None:
         return DFLASH
-    if assistant is not None and type(assistant).__name__.startswith(_READS_STATES):
+    if type(assistant).__name__.startswith(_READS_STATES):
         return SHARED_STATES
     return None
 
 
-def check_source(source: str, request: Request) -> None:
-    """Raise ValueError or TypeError for settings that a candidate generator does not support."""
-    config, own, assistant = request.config, request.own_generators, request.assistant_model
-    for each in own:
-        if not isinstance(each, CandidateGenerator):
-            raise TypeError(
-                f"candidate_generator must be a CandidateGenerator of transformers, got {type(each).__name__}; "
-                "subclass it and implement get_candidates."
-            )
-    if source == DFLASH and config.speculation_type != "dflash":
-        raise ValueError(f'speculation_type must be "dflash", got {config.speculation_type!r}.')
-    if source == DFLASH and not hasattr(getattr(assistant, "config", None), "block_size"):
-        raise ValueError(
-            f"{source} needs a DFlash draft model as assistant_model=, got {type(assistant).__name__}; remove "
-            "speculation_type for a causal language model."
-        )
-    _check_single_source(source, request)
-    if source == MTP:
-        _check_prediction_layers(request)
-    needed = _FIRST_TESTED.get(source, (0,))
-    if needed > support.RELEASE:
-        raise ValueError(
-            f"{source} needs transformers {'.'.join(map(str, needed))} or newer: update transformers, or use another "
-            "source of draft tokens."
-        )
-    count, reads_target = len(request.input_ids), any(each.requires_model_outputs for each in own)
-    if source == OWN and not reads_target:
-        if len(own) != count:
-            raise ValueError(f"{source} must have one generator per row: pass a list of {count}, got {len(own)}.")
-    else:
-        if count > 1:
-            raise ValueError(
-                f"{source} drafts for a single row: batch size must be 1, got {count}; decode the prompts one by one."
-            )
-        mask = request.model_kwargs.get("attention_mask")
-        if mask is not None and not mask.all():
-            raise ValueError(f"{source} does not support padding: remove the padding of the prompt.")
-    for name in STOPPING_SETTINGS:
-        value = getattr(request, name)
-        value = support.explicit_entry(config, name) if value is None else value
-        if value and value != CONSTANT:
-            raise ValueError(f"{name}={value!r} is not supported with {source}, whose draft blocks do not end early.")
-    if request.random_source is not None:
-        raise ValueError(f"random_source is not supported with {source}, which draws from torch's generator.")
-    verifier = request.verifier
-    reads_raw = verifier is not None and verifier.needs_raw_logits and not is_point_mass(source)
-    if reads_raw and request.processors:
-        names = ", ".join(type(each).__name__ for each in request.processors)
-        raise ValueError(
-            f"{verifier!r} needs the draft model's logits before any processor, which {source} does not return; drop "
-            f"{names}, or use another verifier."
-        )
-    if source != OWN or reads_target:
-        if support.recurrent_states(request.model):
-            raise ValueError(f"{source} is not supported for targets with recurrent states; pass assistant_model=.")
-        if config.prefill_chunk_size is not None:
-            raise ValueError(f"prefill_chunk_size is not supported with {source}, which reads the prompt's states.")
-
-
-def _check_single_source(source: str, request: Request) -> None:
-    config = request.config
-    given = {
-        "assistant_model": request.assistant_model is not None,
-        MTP: bool(config.use_mtp),
-        f"speculation_type={config.speculation_type!r}": config.speculation_type is not None,
-    }
-    for name, is_given in given.items():
-        if source in (OWN, MTP) and is_given and name != source:
-            raise ValueError(f"{name} and {source} are two sources of draft tokens; pass only one.")
-
-
-def _check_prediction_layers(request: Request) -> None:
-    layers = getattr(request.model.config.get_text_config(), "num_mtp_layers", None)
-    if not layers:
-        raise ValueError(
-            f"{MTP} needs a model with multi-token prediction layers, which {type(request.model).__name__} lacks "
-            "(num_mtp_layers in its config); pass assistant_model= instead."
-        )
-    if (length := request.input_ids.shape[1]) < layers:  # upstream's generator fails for shorter ones
-        raise ValueError(
-            f"{MTP} needs prompts of at least {layers} tokens, one per prediction layer, got {length}; pass a longer "
-            "prompt."
-        )
-
-
-def default_gamma(source: str, request: Request) -> int:
+def default_gamma(source: str, call: "Call") -> int:
     """Return the number of draft tokens per round if none is set."""
     if source == MTP:
-        return request.model.config.get_text_config().num_mtp_layers
-    if source == DFLASH and request.assistant_model is not None:
-        return request.assistant_model.config.block_size - 1  # the block starts with the last token
+        return call.model.config.get_text_config().num_mtp_layers
+    if source == DFLASH and call.assistant_model is not None:
+        return call.assistant_model.config.block_size - 1  # the block starts with the last token
     return _MAX_OWN_TOKENS if source == OWN else DEFAULT_NUM_ASSISTANT_TOKENS
 
 
@@ -143,26 +59,22 @@ def is_point_mass(source: str | None) -> bool:
     return source == SHARED_STATES
 
 
-def build_generators(source: str, request: Request, gamma: int, max_length: int) -> list[CandidateGenerator]:
-    """Return the caller's generators, or the one that transformers uses for a call, with `gamma` draft tokens.
-
-    Args:
-        max_length: maximum length of a row, in ids.
-    """
-    if source == OWN:
-        return request.own_generators
-    config = copy.copy(request.config)
-    config.max_length = max_length
-    generator = support.base_model(request.model)._get_candidate_generator(
+def build_generators(call: "Call") -> list[CandidateGenerator]:
+    """Return the caller's generators, or the one that transformers uses for a call."""
+    if call.source == OWN:
+        return call.own_generators
+    config = copy.copy(call.generation_config)
+    config.max_length = call.max_length
+    generator = support.base_model(call.model)._get_candidate_generator(
         generation_config=config,
-        input_ids=request.input_ids,
-        inputs_tensor=request.input_ids,
-        logits_processor=request.processors,
+        input_ids=call.input_ids,
+        inputs_tensor=call.input_ids,
+        logits_processor=call.logits_processor,
         model_kwargs={},
-        assistant_model=request.assistant_model,
+        assistant_model=call.assistant_model,
     )
     if hasattr(generator, "num_assistant_tokens"):
-        generator.num_assistant_tokens = gamma
+        generator.num_assistant_tokens = call.gamma
     return [generator]
 
 
@@ -211,7 +123,9 @@ class CandidateDrafter(Drafter):
         self._num_matches = 0
 
     def record_outputs(self, model: PreTrainedModel) -> Callable[..., Any]:
-        """Return the target as a function that keeps its outputs for the generator."""
+        """Return the target as a function that keeps its outputs, if the generator reads them."""
+        if not self.requires_model_outputs:
+            return model
         view = support.recording_view(model)
 
         def run(**kwargs: Any) -> Any:

@@ -1,387 +1,199 @@
-"""Checks of models, arguments and inputs before any forward pass."""
+"""Calls that are not supported. `REFUSED` lists all of them; `refuse` raises an error before any forward pass.
+
+A condition receives a call: a `Call`, or before transformers prepares the call, an object with some of its attributes.
+"""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_diversed import support
-from hf_diversed.blocks import DecodingContext
-from hf_diversed.generation.options import CONFIDENCE, CONSTANT
-from hf_diversed.generation.request import Request, check_head_and_verifier, is_set
-from hf_diversed.verifiers.base import Verifier, check_range, read_integer
+from hf_diversed.generation.candidates import DFLASH, MTP, OWN, SHARED_STATES, is_point_mass
+from hf_diversed.generation.confidence import CONSTANT
+from hf_diversed.verifiers.base import SETTINGS, Verifier, read_integer, read_numbers
 
 
-logger = support.get_logger(__name__)
-# Inputs that are used, and those without effect on the ids; `check_config` refuses outputs that would be returned.
-_TEXT_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
-_TEXT_INPUTS |= {"output_attentions", "output_hidden_states"}
-# Larger differences of vocabulary sizes (this, and 1%) are not padding, but different tokenizers.
-_LARGEST_PADDING = 512
-EARLY_EXIT = "assistant_early_exit is not supported with a verifier; pass assistant_model= instead."
-TOKEN_HEALING = "token_healing is not supported with a verifier; call model.heal_tokens(input_ids, tokenizer) first."
+# Settings of a head that calls may change: names as arguments and in generation configs, and in `DiversedVerifier`.
+HEAD_SETTINGS = {f"diversed_{name}": name for name in SETTINGS}
+# Settings that select a source of draft tokens other than a draft model.
+DRAFT_MODES = ("prompt_lookup_num_tokens", "use_mtp")
 # Tokenizers and multimodal processors also return these for plain text; all zeros means text only.
 TEXT_MARKERS = {"token_type_ids", "mm_token_type_ids"}
+# Inputs that are used, and those without effect on the ids.
+_TEXT_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
+_TEXT_INPUTS |= {"output_attentions", "output_hidden_states"}
+_OTHER_CACHES = ("paged", "offloaded", "offloaded_static", "quantized")
+# Larger differences of vocabulary sizes (this, and 1%) are not padding, but different tokenizers.
+_LARGEST_PADDING = 512
+# The first releases that have been tested. Before 5.23, MTP and DFlash return other logits than they sample from.
+_FIRST_TESTED = {MTP: (5, 23), DFLASH: (5, 23), SHARED_STATES: (5, 24)}
 
 
-def check_request(request: Request, source: str | None) -> None:
-    """Raise ValueError or TypeError for models, inputs and settings of a call that are not supported.
+class Refusal(NamedTuple):
+    """One kind of call that is not supported.
 
-    `check_verifier` checks what depends on the verifier.
-
-    Args:
-        source: the candidate generator of the call, see `candidates.find_source`; None without one.
+    Attributes:
+        condition: returns a true value for such a call: the field `found` of the message, or a dict of fields. It may
+            rely on the conditions before it.
+        message: what is wrong, what was given, what is allowed, and what to do; a format string.
+        error: type of the error.
+        early: whether the call must be refused before transformers prepares it, which would change or reject it.
     """
-    model, config, batch_size = request.model, request.config, len(request.input_ids)
-    draft = request.assistant_model if source is None else None
-    check_model(model, "target")
-    if draft is not None:
-        check_model(draft, "draft")
-        check_vocabularies(model, draft)
-    check_config(config)
-    is_user_cache = support.is_user_cache(request.model_kwargs.get(support.CACHE_ARGUMENT))
-    check_inputs(model, request.input_ids, request.model_kwargs, is_user_cache)
-    check_draft_source(draft, config, source)
-    for processor in request.processors:
-        for refused, reason in support.REFUSED_PROCESSORS.items():
-            if isinstance(processor, refused):
-                raise ValueError(
-                    f"{type(processor).__name__} cannot be used with a verifier: {reason}. Drop one of them."
-                )
-    check_rows(model, "target", batch_size)
-    if draft is not None:
-        check_rows(draft, "draft", batch_size)
-        check_known_ids(model, draft, request.input_ids)
-    if request.streamer is not None and batch_size > 1:
-        raise ValueError(f"streamers require batch size 1, got {batch_size}, because rows have different lengths.")
-    if request.output_token_records and not config.return_dict_in_generate:
-        raise ValueError("output_token_records=True needs return_dict_in_generate=True to return them.")
-    if isinstance(request.verifier, str):
-        raise TypeError(
-            f"diversed_decoding needs a Verifier, got the name {request.verifier!r}; pass "
-            f"build_verifier({request.verifier!r}) of hf_diversed.verifiers."
-        )
-    check_head_and_verifier(None, request.verifier)
-    if request.verifier is None:
-        raise TypeError("diversed_decoding needs verifier=; see hf_diversed.VERIFIERS.")
+
+    condition: Callable[[Any], Any]
+    message: str
+    error: type[Exception] = ValueError
+    early: bool = False
 
 
-def check_learned_positions(
-    target: PreTrainedModel, draft: PreTrainedModel, positions: torch.Tensor, max_length: int
-) -> None:
-    """Raise ValueError if a call may exceed the draft model's learned positions, unless the target has no more.
-
-    Args:
-        positions: of the prompts, long `[B, S]`. max_length: number of ids that a row can reach, padding included.
-    """
-    most = support.max_positions(draft)
-    if most is None or not support.has_learned_positions(draft):
-        return
-    reached = int(positions[:, -1].max()) + 1 + max_length - positions.shape[1]
-    if most >= reached - 1:  # no model reads the last token
-        return
-    if not support.has_learned_positions(target) or most < (support.max_positions(target) or 0):
-        raise ValueError(
-            f"the draft model {type(support.base_model(draft)).__name__} has {most} positions, but the call can "
-            f"reach {reached} tokens; lower max_new_tokens, or use another draft model."
-        )
+def refuse(call: Any, refusals: dict[str, Refusal]) -> None:
+    """Raise the error of the first refusal whose condition holds."""
+    for refusal in refusals.values():
+        if found := refusal.condition(call):
+            fields = found if isinstance(found, dict) else {"found": found}
+            raise refusal.error(refusal.message.format(call=call, **fields))
 
 
-def check_rotary_limit(model: PreTrainedModel, positions: torch.Tensor, max_length: int) -> None:
-    """Raise ValueError if the target's rotary frequencies can change inside a call.
-
-    Longrope has two sets of frequencies, so prompts beyond the limit are supported; dynamic NTK has others for every
-    length.
-
-    Args:
-        positions: of the prompts, long `[B, S]`. max_length: number of ids that a row can reach, padding included.
-    """
-    found = support.rotary_limit(model)
-    if found is None or max_length <= found[0]:
-        return
-    limit, rope_type = found
-    if rope_type == "longrope" and int(positions[:, -1].min()) > limit:  # the prefill leaves out the last token
-        return
-    longer = f", or pass prompts of more than {limit + 1} ids" if rope_type == "longrope" else ""
-    raise ValueError(
-        f"the target {type(support.base_model(model)).__name__} changes its rotary frequencies at {limit} ids "
-        f"(type {rope_type!r}), and the call can reach {max_length}; lower max_new_tokens{longer}."
-    )
+def is_set(value: object) -> bool:
+    """Return whether a setting is given. None and False are not; 0 is, and a later check raises an error."""
+    return value is not None and value is not False
 
 
-def check_verifier(verifier: Verifier, context: DecodingContext) -> None:
-    """Raise ValueError if a verifier does not support a call, and log its remarks once."""
-    name = type(verifier).__name__
-    if not isinstance(verifier.needs_hidden_states, bool):
-        raise ValueError(f"{name}.needs_hidden_states must be False or True, got {verifier.needs_hidden_states!r}.")
-    if not context.draft_hidden_size and verifier.needs_hidden_states:
-        raise ValueError(
-            f"{name} needs hidden states of a draft model for each draft token, which prompt lookup "
-            "(prompt_lookup_num_tokens) and candidate generators lack; use a head with "
-            'features="distribution", or only an assistant_model.'
-        )
-    if context.draft_hidden_size is None and verifier.needs_draft_confidence:
-        raise ValueError(
-            f"{verifier!r} needs probabilities of a draft model for each draft token, which prompt lookup "
-            "(prompt_lookup_num_tokens) and greedy candidate generators lack; use a verifier that needs only p and "
-            "the draft token, or only an assistant_model."
-        )
-    config = None if context.target is None else support.text_config(context.target)
-    if verifier.needs_hidden_states and getattr(config, "tie_last_hidden_states", None) is False:
-        raise ValueError(
-            f"{name} needs the last hidden state after the final norm, but the target's config has "
-            "tie_last_hidden_states=False; remove that entry."
-        )
-    verifier.check(context)
-    for remark in verifier.remarks(context):
-        logger.warning_once(remark)
+def _unused_arguments(call: Any) -> dict[str, str] | None:
+    settings = [name for name in call.added if name in HEAD_SETTINGS]
+    names = settings or [name for name, value in call.added.items() if value is not False]
+    needed = "a head: pass diversed_head=" if settings else "a verifier: pass diversed_head= or verifier="
+    return {"names": ", ".join(names), "needed": needed} if names else None
 
 
-def check_architecture(model: PreTrainedModel, role: str) -> None:
-    """Raise if the cache of a model cannot be rolled back per row. `role` is "target" or "draft"."""
-    if not isinstance(support.base_model(model), PreTrainedModel):
-        raise TypeError(
-            f"the {role} must be a model of transformers (or a PEFT model around one), got {type(model).__name__}; "
-            "load it with AutoModelForCausalLM.from_pretrained."
-        )
-    name = type(support.base_model(model)).__name__
-    if (reason := support.cannot_roll_back(model)) is not None:
-        raise ValueError(f"the {role} {name} {reason}")
+# Arguments of the library, `call.added`, in a call without head and verifier.
+WITHOUT_VERIFIER = {
+    "arguments without verifier": Refusal(_unused_arguments, "{names} requires {needed} as well.", early=True),
+}
+
+
+def _of_models(find: Callable[[PreTrainedModel], Any]) -> Callable[[Any], dict[str, Any] | None]:
+    """Return a condition that holds if `find` returns a true value for one of the models of a call."""
+
+    def condition(call: Any) -> dict[str, Any] | None:
+        for role, model in call.models:
+            if found := find(model):
+                return {"role": role, "name": type(support.base_model(model)).__name__, "found": found}
+        return None
+
+    return condition
+
+
+def _unmasked_attention(model: PreTrainedModel) -> str | None:
     implementation = support.attention_implementation(model)
-    if implementation not in support.MASKED_ATTENTION:
-        raise ValueError(
-            f"the {role} {name} uses attn_implementation={implementation!r}, which does not support 4D masks; load "
-            'it with attn_implementation="sdpa" (or "eager").'
-        )
+    return None if implementation in support.MASKED_ATTENTION else repr(implementation)
 
 
-def check_model(model: PreTrainedModel, role: str) -> None:
-    """`check_architecture`, and raise ValueError for models in a state that does not allow decoding."""
-    check_architecture(model, role)
-    name = type(support.base_model(model)).__name__
-    if model.get_output_embeddings() is None:
-        raise ValueError(
-            f"the {role} {name} has no output embedding, so it predicts no tokens; load it with AutoModelForCausalLM."
-        )
-    if support.device(model) is None:
-        raise ValueError(f"the {role} {name} has no weights (its device is meta); load it with from_pretrained.")
-    if support.recomputes_activations(model):
-        raise ValueError(
-            f"the {role} {name} is in training mode with gradient checkpointing, which drops the cache; call "
-            "model.eval() or model.gradient_checkpointing_disable() first."
-        )
-    adapter = support.prompt_learning_adapter(model)
-    if adapter is not None:
-        raise ValueError(
-            f"the {role} {name} has a prompt-learning adapter ({adapter}), whose virtual tokens are not supported; "
-            "use an adapter without them, such as LoRA."
-        )
-    if "alora_offsets" in support.peft_inputs(model):
-        raise ValueError(
-            f"the {role} {name} has an activated LoRA (aLoRA), whose start PEFT counts from the end of the prompt, "
-            "which is wrong for blocks of draft tokens; use an adapter without alora_invocation_tokens."
-        )
-    if support.is_sharded(model):
-        raise ValueError(f"the {role} {name} is sharded over processes (ZeRO-3 or FSDP); gather it first.")
+MODELS = {
+    "other model": Refusal(
+        _of_models(lambda model: not isinstance(support.base_model(model), PreTrainedModel)),
+        "the {role} must be a model of transformers (or a PEFT model around one), got {name}; load it with "
+        "AutoModelForCausalLM.from_pretrained.",
+        error=TypeError,
+        early=True,
+    ),
+    # The encoder of an encoder-decoder model would run.
+    "no rollback": Refusal(_of_models(support.cannot_roll_back), "the {role} {name} {found}", early=True),
+    "attention": Refusal(
+        _of_models(_unmasked_attention),
+        "the {role} {name} uses attn_implementation={found}, which does not support 4D masks; load it with "
+        'attn_implementation="sdpa" (or "eager").',
+        early=True,
+    ),
+    "no output embedding": Refusal(
+        _of_models(lambda model: model.get_output_embeddings() is None),
+        "the {role} {name} has no output embedding, so it predicts no tokens; load it with AutoModelForCausalLM.",
+    ),
+    "no weights": Refusal(
+        _of_models(lambda model: support.device(model) is None),
+        "the {role} {name} has no weights (its device is meta); load it with from_pretrained.",
+    ),
+    "gradient checkpointing": Refusal(
+        _of_models(support.recomputes_activations),
+        "the {role} {name} is in training mode with gradient checkpointing, which drops the cache; call model.eval() "
+        "or model.gradient_checkpointing_disable() first.",
+    ),
+    "prompt learning": Refusal(
+        _of_models(support.prompt_learning_adapter),
+        "the {role} {name} has a prompt-learning adapter ({found}), whose virtual tokens are not supported; use an "
+        "adapter without them, such as LoRA.",
+    ),
+    "activated LoRA": Refusal(
+        _of_models(lambda model: "alora_offsets" in support.peft_inputs(model)),
+        "the {role} {name} has an activated LoRA (aLoRA), whose start PEFT counts from the end of the prompt, which "
+        "is wrong for blocks of draft tokens; use an adapter without alora_invocation_tokens.",
+    ),
+    "sharded": Refusal(
+        _of_models(support.is_sharded),
+        "the {role} {name} is sharded over processes (ZeRO-3 or FSDP); gather it first.",
+    ),
+}
 
 
-def check_rows(model: PreTrainedModel, role: str, batch_size: int) -> None:
-    """Raise ValueError for batch sizes > 1 if positions cannot differ per row, or if adapters belong to rows."""
-    if batch_size == 1:
-        return
-    name = type(support.base_model(model)).__name__
-    for argument, advice in (
-        ("adapter_names", "call set_adapter, and decode the prompts of each adapter in a call of their own"),
-        ("task_ids", "decode the prompts one by one"),
-    ):
-        if argument in support.peft_inputs(model):
-            raise ValueError(
-                f"the {role} {name} has an adapter or task per row ({argument}), but equal prompts are processed once "
-                f"and finished rows are removed: batch size must be 1, got {batch_size}; {advice}."
-            )
-    if (reason := support.needs_equal_rows(model)) is not None:
-        raise ValueError(
-            f"the {role} {name} {reason}, which is wrong for rows of different lengths: batch size must be 1, got "
-            f"{batch_size}; decode the prompts one by one."
-        )
+def _no_head(call: Any) -> str | None:
+    if isinstance(call.diversed_head, type):
+        return f"the class {call.diversed_head.__name__}; pass an instance, a folder or a Hub id"
+    if isinstance(call.diversed_head, Verifier):
+        return f"the verifier {type(call.diversed_head).__name__}; pass it as verifier="
+    return None
 
 
-def check_shapes(input_ids: torch.Tensor, model_kwargs: dict) -> None:
-    """Raise ValueError for empty prompts, masks and positions of another shape, and positions that differ per axis.
-
-    Raise TypeError for inputs that are not tensors.
-    """
-    for name, value in {"input_ids": input_ids, **model_kwargs}.items():
-        if name in ("input_ids", "attention_mask", "position_ids") and not isinstance(value, torch.Tensor | None):
-            raise TypeError(
-                f"{name} must be a tensor, got {type(value).__name__}; call the tokenizer with "
-                'return_tensors="pt" and pass **inputs to generate.'
-            )
-    expected = tuple(input_ids.shape)
-    if input_ids.ndim != 2 or 0 in expected:
-        raise ValueError(f"input_ids must be [batch, length] with at least one row and one id, got {list(expected)}.")
-    if input_ids.dtype not in (torch.long, torch.int):
-        raise ValueError(
-            f"input_ids must be ids (long or int), got {input_ids.dtype}; pass the ids of the tokenizer's output."
-        )
-    for name in ("attention_mask", "position_ids"):
-        value = model_kwargs.get(name)
-        if value is None or tuple(value.shape) == expected:
-            continue
-        # `generate` creates positions of one row, or of one plane per axis for multimodal models.
-        fits = value.ndim in (2, 3) and tuple(value.shape[-2:]) in (expected, (1, expected[1]))
-        if name == "position_ids" and fits:
-            if value.ndim == 3 and not torch.equal(value, value[:1].expand_as(value)):
-                raise ValueError(
-                    f"position_ids {list(value.shape)} must be equal in all planes, because verifiers support text "
-                    "only; pass one plane."
-                )
-            continue
-        raise ValueError(
-            f"{name} must have the shape of input_ids, {list(expected)}, got {list(value.shape)}; pass the "
-            "tokenizer's output unchanged."
-        )
-    mask = model_kwargs.get("attention_mask")
-    if mask is not None and (empty := (mask == 0).all(dim=-1)).any():
-        raise ValueError(
-            f"every prompt must have a token, but attention_mask is 0 in all of row {int(empty.long().argmax())}; "
-            "remove empty prompts, or start them with a BOS token."
-        )
+def _no_verifier(call: Any) -> str | None:
+    verifier = call.verifier
+    if isinstance(verifier, (Verifier, str, type(None))):
+        return None
+    if isinstance(verifier, type):
+        return f"the class {verifier.__name__}; create an instance with {verifier.__name__}(...)"
+    if getattr(getattr(verifier, "config", None), "model_type", None) == "diversed_head":
+        return "a DiversedHead; pass it as diversed_head="
+    return f"{type(verifier).__name__}; see hf_diversed.VERIFIERS"
 
 
-def check_config(config: GenerationConfig) -> None:
-    """Raise ValueError for decoding modes that are incompatible with a verifier."""
-    check_cache_implementation(config.cache_implementation)
-    if (config.num_beams or 1) > 1:
-        raise ValueError(f"num_beams must be 1 with a verifier, got {config.num_beams}; beam search is not supported.")
-    modes = {
-        "assistant_ensemble_weight": f'pass verifier="static:{config.assistant_ensemble_weight}" instead',
-        "penalty_alpha": "contrastive search is another decoding method; remove the verifier or pass {name}=None",
-        "dola_layers": "DoLa is another decoding method; remove the verifier or pass {name}=None",
-        "force_words_ids": "this is constrained beam search; remove the verifier or pass {name}=None",
-        "constraints": "this is constrained beam search; remove the verifier or pass {name}=None",
-    }
-    for name, advice in modes.items():
-        value = getattr(config, name)
-        if value not in (None, False):
-            raise ValueError(f"{name}={value!r} cannot be combined with a verifier: {advice.format(name=name)}.")
-    if config.assistant_early_exit is not None:
-        raise ValueError(EARLY_EXIT)
-    if config.token_healing:
-        raise ValueError(TOKEN_HEALING)
-    for name in ("output_attentions", "output_hidden_states"):
-        if getattr(config, name) and config.return_dict_in_generate:
-            raise ValueError(f"{name}=True is not supported with a verifier; run the model on the returned sequences.")
+# The arguments from which the verifier of a call is built.
+VERIFIERS = {
+    "head and verifier": Refusal(
+        lambda call: call.diversed_head is not None and call.verifier is not None,
+        "diversed_head= and verifier= are mutually exclusive; pass only one of them.",
+    ),
+    "neither head nor verifier": Refusal(
+        lambda call: call.diversed_head is None and call.verifier is None,
+        "diversed_decoding needs verifier= or diversed_head=; see hf_diversed.VERIFIERS.",
+        error=TypeError,
+    ),
+    "no head": Refusal(_no_head, "diversed_head must be a head, got {found}.", error=TypeError),
+    "no verifier": Refusal(
+        _no_verifier, 'verifier must be a Verifier or a name such as "lenience:0.3", got {found}.', error=TypeError
+    ),
+    "settings of a head": Refusal(
+        lambda call: (
+            call.diversed_head is None
+            and " and ".join(name for name in HEAD_SETTINGS if getattr(call, name) is not None)
+        ),
+        "{found} can only be used with a head: pass diversed_head=. Bounds of a fixed weight are in its name: "
+        'verifier="static:weight:max_bias:max_ratio".',
+    ),
+}
 
 
-def check_draft_source(draft: PreTrainedModel | None, config: GenerationConfig, source: str | None) -> None:
-    """Raise ValueError unless a call has a source of draft tokens, with valid settings.
-
-    Only a draft model and prompt lookup can be combined.
-
-    Args:
-        source: the candidate generator of the call; None without one.
-    """
-    looked_up = config.prompt_lookup_num_tokens
-    sources = ([] if draft is None else ["assistant_model"]) + ([] if source is None else [source])
-    sources += [] if looked_up is None else [f"prompt_lookup_num_tokens={looked_up!r}"]
-    if not sources:
-        raise ValueError(
-            "a verifier needs draft tokens to verify: pass assistant_model= (without the hook, bind it with "
-            "functools.partial: `generate` does not pass it on), prompt_lookup_num_tokens=, use_mtp=True or "
-            "candidate_generator=."
-        )
-    if len(sources) > 1 and source is not None:
-        raise ValueError(f"{' and '.join(sources)} are two sources of draft tokens; pass only one.")
-    if len(sources) > 1 and support.recurrent_states(draft):
-        raise ValueError(
-            f"{' and '.join(sources)} cannot be combined: the draft model has recurrent states, which cannot skip "
-            "copied tokens; pass only one."
-        )
-    for name in ("prompt_lookup_num_tokens", "max_matching_ngram_size", "prefill_chunk_size"):
-        value = getattr(config, name)
-        if value is not None and (read_integer(value) or 0) < 1:
-            raise ValueError(f"{name} must be an integer >= 1, got {value!r}.")
-
-
-def check_return_sequences(count: int | None, named: dict[str, int | None]) -> None:
-    """Raise ValueError for several sequences per prompt without a draft model, which upstream refuses.
-
-    Args:
-        named: the settings in `DRAFT_MODES` with their values.
-    """
-    used = [name for name, value in named.items() if is_set(value)]
-    if used and (count or 1) > 1:
-        raise ValueError(
-            f"num_return_sequences must be 1 with {used[0]}, got {count}: call generate once per sequence, or draft "
-            "with an assistant_model only."
-        )
-
-
-def check_cache_implementation(name: str | None) -> None:
-    """Raise ValueError for caches with properties that `RaggedCache` lacks; other caches are replaced by it."""
-    if name == "paged":
-        raise ValueError(
-            'cache_implementation="paged" selects continuous batching, which does not support verifiers; pass None.'
-        )
-    if name in ("offloaded", "offloaded_static", "quantized"):
-        raise ValueError(
-            f"cache_implementation={name!r} is not supported: rows of different lengths need this library's cache, "
-            "which can be neither offloaded nor quantized. Pass None."
-        )
-
-
-def check_inputs(
-    model: PreTrainedModel, input_ids: torch.Tensor | None, model_kwargs: dict, is_user_cache: bool
-) -> None:
-    """Raise ValueError for unsupported model inputs and invalid shapes.
-
-    Args:
-        input_ids: None if upstream creates the first token.
-    """
-    if is_user_cache:
-        raise ValueError(
-            "the caller's cache (past_key_values= or cache=) is not supported: rows of different lengths need this "
-            "library's cache. Pass the whole prompt as input_ids."
-        )
-    if model_kwargs.get("inputs_embeds") is not None:
-        raise ValueError("inputs_embeds are not supported: the draft model needs token ids. Pass input_ids.")
-    for name, value in model_kwargs.items():
-        if value is None or name in _TEXT_INPUTS or name in support.CACHE_NAMES:
-            continue
-        if name in TEXT_MARKERS and not support.reads_token_types(model) and not torch.as_tensor(value).any():
-            continue
-        if name == "mm_encoder_outputs" and all(output is None for output in value.values()):
-            continue
-        raise ValueError(
-            f"the model input {name!r} is not supported: verifiers support ids, masks and positions of text only. "
-            "Remove it."
-        )
-    if input_ids is not None:
-        check_shapes(input_ids, model_kwargs)
-
-
-def check_vocabularies(model: PreTrainedModel, draft: PreTrainedModel) -> None:
-    """Raise ValueError if the vocabulary sizes differ by more than padding."""
-    target_size, draft_size = support.vocab_size(model), support.vocab_size(draft)
-    if abs(target_size - draft_size) > max(_LARGEST_PADDING, max(target_size, draft_size) // 100):
-        raise ValueError(
-            f"target and draft model have vocabularies of {target_size} and {draft_size} ids, which is more than "
-            "padding. Use a draft model from the same family."
-        )
-
-
-def check_tokenizers(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
-    """Raise ValueError if an id stands for two tokens, unless it is special: chat models often rename those."""
-    if target is draft:
-        return
+def _other_token(call: Any) -> dict[str, Any] | None:
+    """Return an id that stands for two tokens, unless it is special: chat models often rename those."""
+    target, draft = call.tokenizer, call.assistant_tokenizer
+    if target is None or draft is None or target is draft:
+        return None
     by_id, special = {index: token for token, index in draft.get_vocab().items()}, _special_ids(target, draft)
     for token, index in target.get_vocab().items():
-        other = by_id.get(index, token)
-        if other != token and index not in special:
-            raise ValueError(
-                f"target and draft model have different tokenizers: id {index} is {token!r} for the target and "
-                f"{other!r} for the draft model. Use a draft model with the target's tokenizer, or transformers' "
-                "assisted generation, which is lossless, without a verifier."
-            )
+        if by_id.get(index, token) != token and index not in special:
+            return {"id": index, "token": token, "other": by_id[index]}
+    return None
 
 
 def _special_ids(*tokenizers: PreTrainedTokenizerBase) -> set[int]:
@@ -394,40 +206,444 @@ def _special_ids(*tokenizers: PreTrainedTokenizerBase) -> set[int]:
     return ids
 
 
-def check_known_ids(model: PreTrainedModel, draft: PreTrainedModel, input_ids: torch.Tensor) -> None:
-    """Raise ValueError for prompts with ids that only the target embeds and no model emits, such as image tokens."""
-    known = support.known_ids(draft)
-    if not support.vocab_size(model) <= known < support.known_ids(model):  # further logits are padding
-        return
-    if (highest := int(input_ids.max())) >= known:
-        raise ValueError(
-            f"the draft model {type(support.base_model(draft)).__name__} embeds {known} ids, but the prompts have "
-            f"the id {highest}, which only the target embeds; use another draft model, or remove the id."
+TOKENIZERS = Refusal(
+    _other_token,
+    "target and draft model have different tokenizers: id {id} is {token!r} for the target and {other!r} for the "
+    "draft model. Use a draft model with the target's tokenizer, or transformers' assisted generation, which is "
+    "lossless, without a verifier.",
+    early=True,
+)
+
+
+def check_tokenizers(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
+    """Raise ValueError if the tokenizers of a pair differ."""
+    refuse(SimpleNamespace(tokenizer=target, assistant_tokenizer=draft), {"tokenizers": TOKENIZERS})
+
+
+# Arguments of `generate` that transformers does not pass to the loop.
+GENERATE = {
+    "custom_generate": Refusal(
+        lambda call: call.custom_generate is not None and repr(call.custom_generate),
+        "custom_generate={found} cannot be combined with diversed_head= or verifier=; pass one.",
+        early=True,
+    ),
+    "synced_gpus": Refusal(
+        lambda call: call.synced_gpus,
+        "synced_gpus=True is not supported with a verifier: processes need different numbers of rounds.",
+        early=True,
+    ),
+    "stop strings": Refusal(
+        lambda call: call.generation_config.stop_strings is not None and call.tokenizer is None,
+        "stop_strings require the tokenizer: pass tokenizer=.",
+        early=True,
+    ),
+    "tokenizers": TOKENIZERS,
+}
+
+
+def _unused_input(call: Any) -> str | None:
+    """Return the name of a model input that the loop does not pass on."""
+    for name, value in call.model_kwargs.items():
+        if value is None or name in _TEXT_INPUTS or name in support.CACHE_NAMES:
+            continue
+        if name in TEXT_MARKERS and not support.reads_token_types(call.model) and not torch.as_tensor(value).any():
+            continue
+        if name == "mm_encoder_outputs" and all(output is None for output in value.values()):
+            continue
+        return name
+    return None
+
+
+def _not_a_tensor(call: Any) -> dict[str, str] | None:
+    values = {"input_ids": call.input_ids, **call.model_kwargs}
+    for name in ("input_ids", "attention_mask", "position_ids"):
+        if not isinstance(values.get(name), torch.Tensor | None):
+            return {"name": name, "found": type(values[name]).__name__}
+    return None
+
+
+def shapes(call: Any) -> str | None:
+    """Return what is wrong with the shapes of the prompts, their mask and their positions."""
+    input_ids, mask = call.input_ids, call.model_kwargs.get("attention_mask")
+    if input_ids is None:  # transformers creates the first token
+        return None
+    expected = tuple(input_ids.shape)
+    if input_ids.ndim != 2 or 0 in expected:
+        return f"input_ids must be [batch, length] with at least one row and one id, got {list(expected)}."
+    if input_ids.dtype not in (torch.long, torch.int):
+        return f"input_ids must be ids (long or int), got {input_ids.dtype}; pass the ids of the tokenizer's output."
+    for name in ("attention_mask", "position_ids"):
+        value = call.model_kwargs.get(name)
+        if value is None or tuple(value.shape) == expected:
+            continue
+        # `generate` creates positions of one row, or of one plane per axis for multimodal models.
+        fits = value.ndim in (2, 3) and tuple(value.shape[-2:]) in (expected, (1, expected[1]))
+        if name == "attention_mask" or not fits:
+            return (
+                f"{name} must have the shape of input_ids, {list(expected)}, got {list(value.shape)}; pass the "
+                "tokenizer's output unchanged."
+            )
+        if value.ndim == 3 and not torch.equal(value, value[:1].expand_as(value)):
+            return (
+                f"position_ids {list(value.shape)} must be equal in all planes, because verifiers support text only; "
+                "pass one plane."
+            )
+    if mask is not None and (empty := (mask == 0).all(dim=-1)).any():
+        return (
+            f"every prompt must have a token, but attention_mask is 0 in all of row {int(empty.long().argmax())}; "
+            "remove empty prompts, or start them with a BOS token."
         )
+    return None
 
 
-def check_stopping(schedule: str | None, threshold: float | None, has_draft_model: bool) -> None:
-    """Raise ValueError for an invalid threshold, and for settings that the sources of draft tokens do not support.
+def vocabularies(call: Any) -> str | None:
+    """Return why the draft model does not know the ids of a call."""
+    model, draft = call.model, call.draft
+    if draft is None:
+        return None
+    size, other = support.vocab_size(model), support.vocab_size(draft)
+    if abs(size - other) > max(_LARGEST_PADDING, max(size, other) // 100):
+        return (
+            f"target and draft model have vocabularies of {size} and {other} ids, which is more than padding. Use a "
+            "draft model from the same family."
+        )
+    known, highest = support.known_ids(draft), int(call.input_ids.max())
+    # Such as image tokens, which no model emits. Further logits are padding.
+    if size <= known < support.known_ids(model) and highest >= known:
+        return (
+            f"the draft model {type(support.base_model(draft)).__name__} embeds {known} ids, but the prompts have the "
+            f"id {highest}, which only the target embeds; use another draft model, or remove the id."
+        )
+    return None
 
-    Warn once about a schedule that is not supported.
 
-    Args:
-        schedule, threshold: None if not set.
+def sources(call: Any) -> str | None:
+    """Return what a source of draft tokens of transformers or the caller, `call.source`, does not support."""
+    source, config, draft, own = call.source, call.generation_config, call.assistant_model, call.own_generators
+    if source is None:
+        return None
+    if source == DFLASH and config.speculation_type != "dflash":
+        return f'speculation_type must be "dflash", got {config.speculation_type!r}.'
+    if source == DFLASH and not hasattr(getattr(draft, "config", None), "block_size"):
+        return (
+            f"{source} needs a DFlash draft model as assistant_model=, got {type(draft).__name__}; remove "
+            "speculation_type for a causal language model."
+        )
+    others = {
+        "assistant_model": draft,
+        MTP: config.use_mtp,
+        f"speculation_type={config.speculation_type!r}": config.speculation_type,
+    }
+    for name, value in others.items():
+        if source in (OWN, MTP) and is_set(value) and name != source:
+            return f"{name} and {source} are two sources of draft tokens; pass only one."
+    if source == MTP:
+        layers = getattr(call.model.config.get_text_config(), "num_mtp_layers", None)
+        if not layers:
+            return (
+                f"{MTP} needs a model with multi-token prediction layers, which {type(call.model).__name__} lacks "
+                "(num_mtp_layers in its config); pass assistant_model= instead."
+            )
+        if (length := call.input_ids.shape[1]) < layers:  # upstream's generator fails for shorter ones
+            return (
+                f"{MTP} needs prompts of at least {layers} tokens, one per prediction layer, got {length}; pass a "
+                "longer prompt."
+            )
+    needed = _FIRST_TESTED.get(source, (0,))
+    if needed > support.RELEASE:
+        return (
+            f"{source} needs transformers {'.'.join(map(str, needed))} or newer: update transformers, or use another "
+            "source of draft tokens."
+        )
+    count, mask = len(call.input_ids), call.model_kwargs.get("attention_mask")
+    reads_target = source != OWN or any(each.requires_model_outputs for each in own)
+    if not reads_target and len(own) != count:
+        return f"{source} must have one generator per row: pass a list of {count}, got {len(own)}."
+    if reads_target and count > 1:
+        return f"{source} drafts for a single row: batch size must be 1, got {count}; decode the prompts one by one."
+    if reads_target and mask is not None and not mask.all():
+        return f"{source} does not support padding: remove the padding of the prompt."
+    for name in ("num_assistant_tokens_schedule", "assistant_confidence_threshold"):
+        value = call.length_settings.get(name)
+        if value and value != CONSTANT:
+            return f"{name}={value!r} is not supported with {source}, whose draft blocks do not end early."
+    if call.random_source is not None:
+        return f"random_source is not supported with {source}, which draws from torch's generator."
+    if call.verifier.needs_raw_logits and not is_point_mass(source) and call.logits_processor:
+        names = ", ".join(type(each).__name__ for each in call.logits_processor)
+        return (
+            f"{call.verifier!r} needs the draft model's logits before any processor, which {source} does not return; "
+            f"drop {names}, or use another verifier."
+        )
+    if reads_target and support.recurrent_states(call.model):
+        return f"{source} is not supported for targets with recurrent states; pass assistant_model=."
+    if reads_target and config.prefill_chunk_size is not None:
+        return f"prefill_chunk_size is not supported with {source}, which reads the prompt's states."
+    return None
+
+
+def _combined(call: Any) -> str | None:
+    """Return the names of two sources of draft tokens, if a call has two."""
+    looked_up = call.generation_config.prompt_lookup_num_tokens
+    given = [] if call.draft is None else ["assistant_model"]
+    given += [] if call.source is None else [call.source]
+    given += [] if looked_up is None else [f"prompt_lookup_num_tokens={looked_up!r}"]
+    return " and ".join(given) if len(given) > 1 else None
+
+
+def _without_count(call: Any) -> dict[str, Any] | None:
+    """Return a setting that is not an integer >= 1."""
+    names = ("prompt_lookup_num_tokens", "max_matching_ngram_size", "prefill_chunk_size")
+    for name, value in [(name, getattr(call.generation_config, name)) for name in names]:
+        if value is not None and (read_integer(value) or 0) < 1:
+            return {"name": name, "value": value}
+    return None
+
+
+def _refused_processor(call: Any) -> dict[str, str] | None:
+    for processor in call.logits_processor:
+        for refused, reason in support.REFUSED_PROCESSORS.items():
+            if isinstance(processor, refused):
+                return {"name": type(processor).__name__, "reason": reason}
+    return None
+
+
+def _in_batches(find: Callable[[PreTrainedModel], Any]) -> Callable[[Any], dict[str, Any] | None]:
+    """Return a condition that holds for batches if `find` returns a true value for one of the models."""
+    return lambda call: _of_models(find)(call) if len(call.input_ids) > 1 else None
+
+
+def _inputs_per_row(model: PreTrainedModel) -> str | None:
+    return ", ".join(sorted(support.peft_inputs(model) & {"adapter_names", "task_ids"})) or None
+
+
+def _beyond_learned_positions(call: Any) -> dict[str, Any] | None:
+    """Hold if a call may exceed the draft model's learned positions, unless the target has no more."""
+    if call.draft is None or not support.has_learned_positions(call.draft):
+        return None
+    most, target = support.max_positions(call.draft) or 0, call.model
+    reached = int(call.positions[:, -1].max()) + 1 + call.max_length - call.positions.shape[1]
+    if most >= reached - 1:  # no model reads the last token
+        return None
+    if support.has_learned_positions(target) and most >= (support.max_positions(target) or 0):
+        return None
+    return {"name": type(support.base_model(call.draft)).__name__, "most": most, "reached": reached}
+
+
+def _changes_rotation(call: Any) -> dict[str, Any] | None:
+    """Hold if the target's rotary frequencies can change inside a call.
+
+    Longrope has two sets of frequencies, so prompts beyond the limit are supported; dynamic NTK has others for every
+    length.
     """
-    if threshold is not None:
-        advice = (
-            "A draft block ends after a token with a lower probability under the draft model; 0 sets no threshold."
-        )
-        check_range("assistant_confidence_threshold", threshold, 0.0, 1.0, advice)
-    named = [f"assistant_confidence_threshold={threshold!r}"] if threshold else []
-    named += [f"num_assistant_tokens_schedule={schedule!r}"] if schedule == CONFIDENCE else []
-    if named and not has_draft_model:
-        raise ValueError(
-            f"{named[0]} needs the probabilities of a draft model, which prompt lookup (prompt_lookup_num_tokens) "
-            'lacks: pass assistant_model=, or use num_assistant_tokens_schedule="constant" without a threshold.'
-        )
-    if schedule not in (None, CONSTANT, CONFIDENCE):
-        logger.warning_once(
-            f"num_assistant_tokens_schedule={schedule!r} has no effect with a verifier; supported are "
-            f'"{CONSTANT}" and "{CONFIDENCE}".'
-        )
+    found = support.rotary_limit(call.model)
+    if found is None or call.max_length <= found[0]:
+        return None
+    limit, kind = found
+    if kind == "longrope" and int(call.positions[:, -1].min()) > limit:  # the prefill leaves out the last token
+        return None
+    longer = f", or pass prompts of more than {limit + 1} ids" if kind == "longrope" else ""
+    name = type(support.base_model(call.model)).__name__
+    return {"name": name, "limit": limit, "kind": kind, "longer": longer}
+
+
+def _is_outside(threshold: Any) -> bool:
+    """Return whether a threshold is no number in [0, 1]."""
+    numbers = read_numbers(threshold)
+    return threshold is not None and not (numbers and len(numbers) == 1 and 0.0 <= numbers[0] <= 1.0)
+
+
+def _untied_states(call: Any) -> bool:
+    tied = getattr(support.text_config(call.model), "tie_last_hidden_states", None)
+    return call.verifier.needs_hidden_states and tied is False
+
+
+# Modes of transformers, and what to do instead.
+_OTHER_MODES = {
+    "assistant_ensemble_weight": 'pass verifier="static:{}" instead',
+    "penalty_alpha": "contrastive search is another decoding method; remove the verifier or pass penalty_alpha=None",
+    "dola_layers": "DoLa is another decoding method; remove the verifier or pass dola_layers=None",
+    "force_words_ids": "this is constrained beam search; remove the verifier or pass force_words_ids=None",
+    "constraints": "this is constrained beam search; remove the verifier or pass constraints=None",
+}
+
+
+def _other_mode(call: Any) -> dict[str, Any] | None:
+    for name, advice in _OTHER_MODES.items():
+        if is_set(value := getattr(call.generation_config, name)):
+            return {"name": name, "value": value, "advice": advice.format(value)}
+    return None
+
+
+def _other_output(call: Any) -> str | None:
+    names = ("output_attentions", "output_hidden_states") if call.generation_config.return_dict_in_generate else ()
+    return next((name for name in names if getattr(call.generation_config, name)), None)
+
+
+CALLS = {
+    "token_healing": Refusal(
+        lambda call: call.generation_config.token_healing,
+        "token_healing is not supported with a verifier; call model.heal_tokens(input_ids, tokenizer) first.",
+        early=True,
+    ),
+    "cache_implementation": Refusal(
+        lambda call: call.generation_config.cache_implementation in _OTHER_CACHES,
+        "cache_implementation={call.generation_config.cache_implementation!r} is not supported with a verifier: rows "
+        "of different lengths need this library's cache, which cannot be paged, offloaded or quantized. Pass None.",
+        early=True,
+    ),
+    "early exit": Refusal(
+        lambda call: call.generation_config.assistant_early_exit is not None,
+        "assistant_early_exit is not supported with a verifier; pass assistant_model= instead.",
+        early=True,
+    ),
+    "several sequences without draft model": Refusal(
+        lambda call: (
+            (call.generation_config.num_return_sequences or 1) > 1
+            and next((name for name in DRAFT_MODES if is_set(getattr(call.generation_config, name))), None)
+        ),
+        "num_return_sequences must be 1 with {found}, got {call.generation_config.num_return_sequences}: call "
+        "generate once per sequence, or draft with an assistant_model only.",
+        early=True,
+    ),
+    "the caller's cache": Refusal(
+        lambda call: call.has_user_cache,
+        "the caller's cache (past_key_values= or cache=) is not supported: rows of different lengths need this "
+        "library's cache. Pass the whole prompt as input_ids.",
+        early=True,
+    ),
+    "embeddings as input": Refusal(
+        lambda call: call.model_kwargs.get("inputs_embeds") is not None,
+        "inputs_embeds are not supported: the draft model needs token ids. Pass input_ids.",
+        early=True,
+    ),
+    "other inputs": Refusal(
+        _unused_input,
+        "the model input {found!r} is not supported: verifiers support ids, masks and positions of text only. Remove "
+        "it.",
+        early=True,
+    ),
+    "inputs without tensors": Refusal(
+        _not_a_tensor,
+        '{name} must be a tensor, got {found}; call the tokenizer with return_tensors="pt" and pass **inputs to '
+        "generate.",
+        error=TypeError,
+        early=True,
+    ),
+    "shapes": Refusal(shapes, "{found}", early=True),
+    "beam search": Refusal(
+        lambda call: (call.generation_config.num_beams or 1) > 1,
+        "num_beams must be 1 with a verifier, got {call.generation_config.num_beams}; beam search is not supported.",
+    ),
+    "other modes": Refusal(_other_mode, "{name}={value!r} cannot be combined with a verifier: {advice}."),
+    "other outputs": Refusal(
+        _other_output, "{found}=True is not supported with a verifier; run the model on the returned sequences."
+    ),
+    "no source of draft tokens": Refusal(
+        lambda call: (
+            call.draft is None and call.source is None and call.generation_config.prompt_lookup_num_tokens is None
+        ),
+        "a verifier or diversed_head= needs draft tokens to verify: pass assistant_model= (without the hook, bind it "
+        "with functools.partial: `generate` does not pass it on), prompt_lookup_num_tokens=, use_mtp=True or "
+        "candidate_generator=.",
+    ),
+    "candidate generator of another class": Refusal(
+        lambda call: next(
+            (type(each).__name__ for each in call.own_generators if not isinstance(each, CandidateGenerator)), None
+        ),
+        "candidate_generator must be a CandidateGenerator of transformers, got {found}; subclass it and implement "
+        "get_candidates.",
+        error=TypeError,
+    ),
+    "two sources of draft tokens": Refusal(
+        lambda call: call.source is not None and _combined(call),
+        "{found} are two sources of draft tokens; pass only one.",
+    ),
+    "source of draft tokens": Refusal(sources, "{found}"),
+    "copies before a recurrent draft model": Refusal(
+        lambda call: call.draft is not None and support.recurrent_states(call.draft) and _combined(call),
+        "{found} cannot be combined: the draft model has recurrent states, which cannot skip copied tokens; pass only "
+        "one.",
+    ),
+    "counts": Refusal(_without_count, "{name} must be an integer >= 1, got {value!r}."),
+    "vocabularies": Refusal(vocabularies, "{found}"),
+    "processors": Refusal(
+        _refused_processor,
+        "{name} cannot be used with a verifier: {reason}. Drop one of them.",
+    ),
+    "inputs per row": Refusal(
+        _in_batches(_inputs_per_row),
+        "the {role} {name} has an adapter or task per row ({found}), but equal prompts are processed once and "
+        "finished rows are removed: batch size must be 1, got {call.batch_size}; decode the prompts of each adapter "
+        "or task in a call of their own.",
+    ),
+    "positions of the batch": Refusal(
+        _in_batches(support.needs_equal_rows),
+        "the {role} {name} {found}, which is wrong for rows of different lengths: batch size must be 1, got "
+        "{call.batch_size}; decode the prompts one by one.",
+    ),
+    "learned positions": Refusal(
+        _beyond_learned_positions,
+        "the draft model {name} has {most} positions, but the call can reach {reached} tokens; lower max_new_tokens, "
+        "or use another draft model.",
+    ),
+    "rotary frequencies": Refusal(
+        _changes_rotation,
+        "the target {name} changes its rotary frequencies at {limit} ids (type {kind!r}), and the call can reach "
+        "{call.max_length}; lower max_new_tokens{longer}.",
+    ),
+    "streamer for a batch": Refusal(
+        lambda call: call.streamer is not None and call.batch_size > 1,
+        "streamers require batch size 1, got {call.batch_size}, because rows have different lengths.",
+    ),
+    "records without dict": Refusal(
+        lambda call: call.output_token_records and not call.generation_config.return_dict_in_generate,
+        "output_token_records=True needs return_dict_in_generate=True to return them.",
+    ),
+    "threshold": Refusal(
+        lambda call: _is_outside(call.threshold),
+        "`assistant_confidence_threshold` must lie in [0, 1], got {call.threshold!r}. A draft block ends after a "
+        "token with a lower probability under the draft model; 0 sets no threshold.",
+    ),
+    "early end without draft model": Refusal(
+        lambda call: call.draft is None and call.source is None and call.early_end,
+        "{found} needs the probabilities of a draft model, which prompt lookup (prompt_lookup_num_tokens) lacks: pass "
+        'assistant_model=, or use num_assistant_tokens_schedule="constant" without a threshold.',
+    ),
+    "two numbers of draft tokens": Refusal(
+        lambda call: (
+            call.draft is None
+            and call.generation_config.prompt_lookup_num_tokens is not None
+            and call.num_assistant_tokens not in (None, call.generation_config.prompt_lookup_num_tokens)
+        ),
+        "prompt_lookup_num_tokens={call.generation_config.prompt_lookup_num_tokens} sets the number of draft tokens, "
+        "and num_assistant_tokens={call.num_assistant_tokens} differs from it; pass only the first.",
+    ),
+    "number of draft tokens": Refusal(
+        lambda call: call.requested_gamma is not None and (read_integer(call.requested_gamma) or 0) < 1,
+        "num_assistant_tokens must be an integer >= 1, got {call.requested_gamma!r}; 3 to 8 suit most pairs.",
+    ),
+    "hidden states without draft model": Refusal(
+        lambda call: (
+            call.verifier.needs_hidden_states and not call.context.draft_hidden_size and type(call.verifier).__name__
+        ),
+        "{found} needs hidden states of a draft model for each draft token, which prompt lookup "
+        '(prompt_lookup_num_tokens) and candidate generators lack; use a head with features="distribution", or only '
+        "an assistant_model.",
+    ),
+    "confidence without draft model": Refusal(
+        lambda call: call.verifier.needs_draft_confidence and call.context.draft_hidden_size is None,
+        "{call.verifier!r} needs probabilities of a draft model for each draft token, which prompt lookup "
+        "(prompt_lookup_num_tokens) and greedy candidate generators lack; use a verifier that needs only p and the "
+        "draft token, or only an assistant_model.",
+    ),
+    "untied hidden states": Refusal(
+        lambda call: _untied_states(call) and type(call.verifier).__name__,
+        "{found} needs the last hidden state after the final norm, but the target's config has "
+        "tie_last_hidden_states=False; remove that entry.",
+    ),
+}
+
+ATTACHED = MODELS | VERIFIERS
+REFUSED = WITHOUT_VERIFIER | GENERATE | MODELS | VERIFIERS | CALLS
+BEFORE_PREPARATION = {name: each for name, each in (GENERATE | MODELS | CALLS).items() if each.early}

@@ -1,4 +1,4 @@
-"""Rules that end a draft block early, from the draft model's probabilities.
+"""Default lengths of draft blocks, and rules that end a block early, from the draft model's probabilities.
 
 A block may end after a draft token, depending on that token and earlier ones. A drafted token is never dropped.
 """
@@ -12,6 +12,9 @@ from transformers import PreTrainedModel
 from hf_diversed.support import weight_bytes
 
 
+DEFAULT_NUM_ASSISTANT_TOKENS = 5
+MAX_CONFIDENT_TOKENS = 16  # per round with the schedule "confidence", if no number is set
+CONSTANT, CONFIDENCE = "constant", "confidence"  # values of `num_assistant_tokens_schedule`
 MIN_COST = 0.05  # of a draft token in target forwards: overheads do not shrink with the weights
 _CLIP = 1e-3  # distance of a probability from 0 and 1, so that its logit is finite
 

@@ -1,4 +1,4 @@
-"""Drafting: gamma steps of the draft model for a batch. Verification is in `decoding.py`."""
+"""Drafting: gamma steps of the draft model for a batch. Verification is in `loop.py`."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -77,6 +77,10 @@ class Drafter(CandidateGenerator):
     def keep(self, rows: torch.Tensor) -> None:
         """Keep only these rows (long, ascending) of the batch."""
         raise NotImplementedError
+
+    def record_outputs(self, model: PreTrainedModel) -> Callable[..., Any]:
+        """Return the target as a function that passes its outputs to this source; the model if it reads none."""
+        return model
 
     @torch.no_grad()
     def get_candidates(self, input_ids: torch.Tensor, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:

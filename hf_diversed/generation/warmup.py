@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,10 +11,10 @@ from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 from hf_diversed import support
 from hf_diversed.engines.buffers import SMALLEST_CAPACITY
 from hf_diversed.engines.compiling import how_to_compile
-from hf_diversed.generation.options import DEFAULT_NUM_ASSISTANT_TOKENS
-from hf_diversed.generation.patching import install_hook
-from hf_diversed.generation.planning import requested_gamma
-from hf_diversed.generation.request import resolve_verifier
+from hf_diversed.generation.call import requested_gamma, resolve_verifier
+from hf_diversed.generation.checks import HEAD_SETTINGS
+from hf_diversed.generation.confidence import DEFAULT_NUM_ASSISTANT_TOKENS
+from hf_diversed.generation.hook import install_hook
 from hf_diversed.head import DiversedHead
 from hf_diversed.outputs import CompileStats
 from hf_diversed.verifiers import Verifier
@@ -79,11 +80,13 @@ def warmup(
         ```
     """
     install_hook()
-    resolved = resolve_verifier(diversed_head, verifier, model.device)
-    _check(model, assistant_model, resolved, batch_sizes, max_length, compile_config)
-    assert resolved is not None
-    requested = requested_gamma(model.generation_config, num_assistant_tokens, resolved, assistant_model)
-    gamma = DEFAULT_NUM_ASSISTANT_TOKENS if requested is None else requested
+    chosen = {**dict.fromkeys(HEAD_SETTINGS), "diversed_head": diversed_head, "verifier": verifier}
+    resolved = resolve_verifier(SimpleNamespace(**chosen), model.device)
+    _check(model, assistant_model, batch_sizes, max_length, compile_config)
+    settings = support.entries(model.generation_config)
+    if num_assistant_tokens is not None:
+        settings["num_assistant_tokens"] = num_assistant_tokens
+    gamma = requested_gamma(settings, resolved, assistant_model) or DEFAULT_NUM_ASSISTANT_TOKENS
     options = {
         "assistant_model": assistant_model,
         "diversed_head": diversed_head,
@@ -129,11 +132,7 @@ def _most_positions(*models: PreTrainedModel) -> int:
     return min((most for model in models if (most := support.max_positions(model)) is not None), default=2**31)
 
 
-def _check(
-    model, draft, resolved: Verifier | None, batch_sizes, max_length: int, config: CompileConfig | None
-) -> None:
-    if resolved is None:
-        raise ValueError("warmup needs the verifier of later calls: pass diversed_head= or verifier=.")
+def _check(model, draft, batch_sizes, max_length: int, config: CompileConfig | None) -> None:
     if not batch_sizes or not all(isinstance(size, int) and size >= 1 for size in batch_sizes):
         raise ValueError(f"batch_sizes must be integers >= 1, at least one, got {batch_sizes!r}.")
     most = _most_positions(model, draft)

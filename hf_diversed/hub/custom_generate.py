@@ -7,7 +7,7 @@ The script therefore contains that name.
 from typing import Any
 
 from hf_diversed import support
-from hf_diversed.generation.patching import install_hook
+from hf_diversed.generation.hook import install_hook
 from hf_diversed.head import load_head
 
 

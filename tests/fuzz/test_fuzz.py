@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from hf_diversed import FLyVerifier, SpeculativeStats, diversed_decoding
-from hf_diversed.generation import planning
+from hf_diversed.generation.call import Call
 from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.support import WARPERS
 from tests.engines.modes import STATIC
@@ -33,18 +33,18 @@ class LoopRecorder(Recorder):
     def __init__(self, monkeypatch):
         super().__init__()
         self.processors: list = []
-        keep, plan = RaggedRows.keep, planning.plan
+        keep, prepare = RaggedRows.keep, Call.__post_init__
 
         def listening_keep(rows, kept):
             self.events.append(("kept", kept))
             return keep(rows, kept)
 
-        def listening_plan(request):
-            self.processors = list(request.processors)
-            return plan(request)
+        def listening_call(call):
+            self.processors = list(call.logits_processor)
+            prepare(call)
 
         monkeypatch.setattr(RaggedRows, "keep", listening_keep)
-        monkeypatch.setattr(planning, "plan", listening_plan)
+        monkeypatch.setattr(Call, "__post_init__", listening_call)
 
 
 @pytest.mark.parametrize("piece", range(PIECES))

@@ -12,9 +12,8 @@ from transformers import GenerationConfig
 from transformers.generation import candidate_generator
 
 from hf_diversed import load_demo_pair, record_stats
-from hf_diversed.generation.confidence import ConfidenceFit, ConfidenceRule, ThresholdRule, logit
+from hf_diversed.generation.confidence import MAX_CONFIDENT_TOKENS, ConfidenceFit, ConfidenceRule, ThresholdRule, logit
 from hf_diversed.generation.drafting import ModelDrafter
-from hf_diversed.generation.options import MAX_CONFIDENT_TOKENS
 from tests.engines.modes import STATIC
 from tests.generation.test_decoding import upstream_assisted
 from tests.generation.test_transfers import counted

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Logits
 
 from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier
 from hf_diversed import cache as ragged_cache
-from hf_diversed.generation import decoding, rows
+from hf_diversed.generation import loop, rows
 from hf_diversed.generation.drafting import draft_scores
 from hf_diversed.verifiers import EXAMPLES, build_verifier
 from tests.engines.modes import STATIC
@@ -163,8 +163,8 @@ def test_end_to_end_distribution(gammas, monkeypatch):
     (distribution p) included. 20,000 rows; that any of 27 frequencies deviates by more than 5 standard errors has
     probability below 27 * 6e-7 = 2e-5 under the right distribution. Catches a bonus token sampled from v, a wrong
     effective draft length, and rows that share uniforms."""
-    lengths, run = iter(gammas), decoding.EagerEngine.round
-    monkeypatch.setattr(decoding.EagerEngine, "round", lambda engine, _: run(engine, next(lengths)))
+    lengths, run = iter(gammas), loop.EagerEngine.round
+    monkeypatch.setattr(loop.EagerEngine, "round", lambda engine, _: run(engine, next(lengths)))
     torch.manual_seed(0)
     target, draft, weight, count = _tiny_vocabulary_model(1), _tiny_vocabulary_model(2), 0.4, 20_000
     prompts = torch.zeros(count, 1, dtype=torch.long)
@@ -328,7 +328,7 @@ def test_dropping_finished_rows_changes_nothing(pair, monkeypatch, rows_left):
     eos = first[[0, 2, 5], [3, 7, 12]].tolist()  # rows now end in different rounds
     whole, shrunk = [], []
     for share, outputs in ((0.0, whole), (1.0, shrunk)):
-        monkeypatch.setattr(decoding, "COMPACT_AT", share)
+        monkeypatch.setattr(loop, "COMPACT_AT", share)
         rows_left.clear()
         outputs.append(relaxed(pair, verifier, inputs, eos_token_id=eos, output_token_records=True))
         assert (len(rows_left) >= 3) == (share == 1.0)
@@ -366,7 +366,7 @@ def test_an_eos_outside_of_the_vocabulary(pair):
 
 def test_settings_stay_with_their_rows(pair, monkeypatch, rows_left):
     """Catches a strictness that moves to another row when finished rows are removed."""
-    monkeypatch.setattr(decoding, "COMPACT_AT", 1.0)
+    monkeypatch.setattr(loop, "COMPACT_AT", 1.0)
     inputs, strictnesses = ragged_batch(4), [0.0, 0.3, 0.8, 1.0]
     eos = relaxed(pair, LosslessVerifier(), inputs).sequences[[3, 1], [-17, -12]].tolist()
     rows_left.clear()

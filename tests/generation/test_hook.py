@@ -8,7 +8,7 @@ import torch
 from transformers import GenerationConfig, GenerationMixin
 
 import hf_diversed
-from hf_diversed.generation.options import ARGUMENTS
+from hf_diversed.generation.checks import HEAD_SETTINGS
 from tests.tiny import PAD, SAMPLED, ragged_batch
 
 
@@ -46,7 +46,7 @@ def test_install_is_idempotent_and_uninstall_restores():
     hf_diversed.install_hook()
     assert GenerationMixin.generate is once
     names = inspect.signature(once).parameters
-    assert {"diversed_head", "verifier", *ARGUMENTS.values()} <= set(names)
+    assert {"diversed_head", "verifier", *HEAD_SETTINGS} <= set(names)
     assert set(inspect.signature(stock).parameters) < set(names)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, diversed_decoding, support
 from hf_diversed.engines.static import StaticEngine
-from hf_diversed.generation import decoding, recurrent_model
+from hf_diversed.generation import loop, recurrent_model
 from hf_diversed.generation.recurrent_model import open_model
 from hf_diversed.generation.rows import PerRow, RaggedRows
 from tests import versions
@@ -142,11 +142,11 @@ def test_prompt_lookup(target):
 
 def test_rounds_without_draft_tokens(target, monkeypatch):
     """Catches states that miss the token of a round without draft tokens, after which nothing is removed."""
-    run, inputs = decoding.EagerEngine.round, batch(4)
+    run, inputs = loop.EagerEngine.round, batch(4)
     for pattern in ([0, 3, 0, 0, 2], [3, 3, 0, 0, 0, 0, 4]):
         lengths = itertools.cycle(pattern)
         monkeypatch.setattr(
-            decoding.EagerEngine,
+            loop.EagerEngine,
             "round",
             lambda engine, _, lengths=lengths: run(engine, next(lengths)),
         )
@@ -155,9 +155,9 @@ def test_rounds_without_draft_tokens(target, monkeypatch):
 
 def test_finished_rows_that_stay_in_the_batch(target, monkeypatch):
     """Catches finished rows that widen blocks or are read beyond the last column."""
-    monkeypatch.setattr(decoding.EagerEngine, "should_compact", lambda engine, running: False)
-    lengths, run, inputs = itertools.cycle([6] * 3 + [0] * 12), decoding.EagerEngine.round, batch(4)
-    monkeypatch.setattr(decoding.EagerEngine, "round", lambda engine, _: run(engine, next(lengths)))
+    monkeypatch.setattr(loop.EagerEngine, "should_compact", lambda engine, running: False)
+    lengths, run, inputs = itertools.cycle([6] * 3 + [0] * 12), loop.EagerEngine.round, batch(4)
+    monkeypatch.setattr(loop.EagerEngine, "round", lambda engine, _: run(engine, next(lengths)))
     ends = {"eos_token_id": plain(target, **inputs)[:2, 11].tolist(), "pad_token_id": PAD}
     out = decode(target, tiny_draft(target, noise=0.02), **inputs, **ends)
     assert torch.equal(out.sequences, plain(target, **inputs, **ends))
@@ -167,15 +167,15 @@ def test_finished_rows_that_stay_in_the_batch(target, monkeypatch):
 @pytest.mark.parametrize("verifier", [StaticEnsembleVerifier(0.4), LosslessVerifier()], ids=str)
 def test_sampled_text_is_that_of_full_forwards(model_type, verifier, monkeypatch):
     """Catches distributions from states with other tokens, which greedy text may hide, also for several sequences."""
-    monkeypatch.setattr(decoding.EagerEngine, "should_compact", lambda engine, running: False)
+    monkeypatch.setattr(loop.EagerEngine, "should_compact", lambda engine, running: False)
     target = hybrid(model_type)
     draft, inputs = tiny_draft(target, noise=0.15), batch(2)
     torch.manual_seed(0)
     recorder = Recorder()
     options = {"assistant_model": draft, "verifier": verifier, "num_assistant_tokens": 4}
-    loop = functools.partial(diversed_decoding, **options, random_source=recorder)
+    decode = functools.partial(diversed_decoding, **options, random_source=recorder)
     config = {"generation_config": None, "suppress_tokens": None, "eos_token_id": EOS, "pad_token_id": PAD}
-    config |= {"custom_generate": loop, "do_sample": True, "top_k": 0, "num_return_sequences": 2}
+    config |= {"custom_generate": decode, "do_sample": True, "top_k": 0, "num_return_sequences": 2}
     sampled = plain(target, **inputs, **config)
     assert len({tuple(row) for row in sampled.tolist()}) == 4
     for row in (0, 3):
@@ -191,7 +191,7 @@ def test_static_engine_falls_back(target):
     out = decode(target, tiny_draft(target), cache_implementation="static")
     assert out.stats.engine == "eager"
     assert "recurrent states" in out.stats.engine_reason
-    assert StaticEngine.cannot_serve(tiny_model("llama"), target, RaggedRows(prompt(), 9, 0, [], PAD)) is not None
+    assert StaticEngine.cannot_serve(tiny_model("llama"), target, prompt_length=9) is not None
 
 
 def test_copies_before_a_recurrent_draft_model_are_refused(target):

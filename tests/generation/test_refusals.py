@@ -1,6 +1,7 @@
 """Unsupported calls of relaxed decoding raise an error with advice, before any module has run."""
 
 import contextlib
+import traceback
 import warnings
 from functools import cached_property, partial
 from typing import ClassVar
@@ -22,8 +23,11 @@ from hf_diversed import (
     StaticEnsembleVerifier,
     support,
 )
+from hf_diversed.generation import checks
 from hf_diversed.verifiers import ContrastiveVerifier, PhaseVerifier
 from tests import tiny, versions
+from tests.families.shrink import small_model
+from tests.generation.sources import Copies
 
 
 SMALL = {"vocab_size": tiny.VOCAB_SIZE, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -169,6 +173,14 @@ def embedding(count):
     return model
 
 
+def changing_rotation():
+    """Return a model whose rotary frequencies change after 8 ids."""
+    model = tiny.tiny_model("llama", seed=5)
+    model.config.rope_parameters = {"rope_theta": 10000.0, "rope_type": "dynamic", "factor": 2.0}
+    model.config.max_position_embeddings = 8
+    return model
+
+
 def few_positions():
     """Return a GPT-2 with positions for 16 ids."""
     config = tiny.tiny_model("gpt2").config
@@ -211,15 +223,16 @@ def random_allowed(batch_id, ids):
 
 
 MISSING = object()
+ELSEWHERE = "elsewhere"  # raised by a verifier, a check of a processor, or `attach`
 AXES = torch.arange(1, 4)[:, None, None]  # factors that make positions differ per axis
 BENCH = Bench()
 
 
-def refused(call, *words, error=ValueError, patch=None):
-    """`call` must raise `error`. Its message must contain all words, which are separated by semicolons: what is wrong,
-    what was given, what to do."""
+def refused(entry, call, *words, error=ValueError, patch=None):
+    """`call` must raise `error` from this entry of `checks.REFUSED`, or elsewhere. Its message must contain all words,
+    which are separated by semicolons: what is wrong, what was given, what to do."""
     words = "; ".join(words).split("; ")
-    return pytest.param(call, words, error, patch, id="-".join(words[:2]))
+    return pytest.param(entry, call, words, error, patch, id="-".join(words[:2]))
 
 
 def attach(*args, **kwargs):
@@ -227,9 +240,9 @@ def attach(*args, **kwargs):
     return lambda: hf_diversed.attach(*args, **kwargs).__enter__()
 
 
-def as_target_and_draft(make, *words):
-    yield refused(lambda: BENCH.generate(make()), "target", *words)
-    yield refused(lambda: BENCH.generate(assistant_model=make()), "draft", *words)
+def as_target_and_draft(entry, make, *words):
+    yield refused(entry, lambda: BENCH.generate(make()), "target", *words)
+    yield refused(entry, lambda: BENCH.generate(assistant_model=make()), "draft", *words)
 
 
 generate, with_head = (partial(partial, method) for method in (BENCH.generate, BENCH.with_head))
@@ -237,21 +250,29 @@ looking_up = partial(generate, assistant_model=MISSING, **{"prompt_lookup_num_to
 
 REFUSED = [
     # models
-    *as_target_and_draft(t5, "T5ForConditionalGeneration; use a decoder-only"),
-    *as_target_and_draft(mamba, "MambaForCausalLM; ignores its state; use another model"),
-    *as_target_and_draft(kosmos2, "Kosmos2TextForCausalLM; counts positions from the padding id; use"),
-    *as_target_and_draft(llama4, "Llama4ForCausalLM; chunked; use a model with full or sliding-window"),
-    *as_target_and_draft(bloom, "BloomForCausalLM; ALiBi; use"),
-    *as_target_and_draft(bidirectional, "GemmaForCausalLM; use_bidirectional_attention; use a causal model"),
-    *as_target_and_draft(mpt, "MptForCausalLM; ALiBi; use"),
-    *as_target_and_draft(falcon_alibi, "FalconForCausalLM; ALiBi; use"),
-    *as_target_and_draft(prompt_tuned, "LlamaForCausalLM; PROMPT_TUNING; LoRA"),
-    refused(lambda: BENCH.generate(adapted(alora_invocation_tokens=[5])), "target; aLoRA; alora_invocation_tokens"),
+    *as_target_and_draft("no rollback", t5, "T5ForConditionalGeneration; use a decoder-only"),
+    *as_target_and_draft("no rollback", mamba, "MambaForCausalLM; ignores its state; use another model"),
+    *as_target_and_draft("no rollback", kosmos2, "Kosmos2TextForCausalLM; counts positions from the padding id; use"),
+    *as_target_and_draft("no rollback", llama4, "Llama4ForCausalLM; chunked; use a model with full or sliding-window"),
+    *as_target_and_draft("no rollback", bloom, "BloomForCausalLM; ALiBi; use"),
+    *as_target_and_draft(
+        "no rollback", bidirectional, "GemmaForCausalLM; use_bidirectional_attention; use a causal model"
+    ),
+    *as_target_and_draft("no rollback", mpt, "MptForCausalLM; ALiBi; use"),
+    *as_target_and_draft("no rollback", falcon_alibi, "FalconForCausalLM; ALiBi; use"),
+    *as_target_and_draft("prompt learning", prompt_tuned, "LlamaForCausalLM; PROMPT_TUNING; LoRA"),
     refused(
-        lambda: BENCH.generate(adapted(), adapter_names=["default", "__base__"]),
-        "adapter_names; batch size must be 1, got 2; set_adapter",
+        "activated LoRA",
+        lambda: BENCH.generate(adapted(alora_invocation_tokens=[5])),
+        "target; aLoRA; alora_invocation_tokens",
     ),
     refused(
+        "inputs per row",
+        lambda: BENCH.generate(adapted(), adapter_names=["default", "__base__"]),
+        "adapter_names; batch size must be 1, got 2; in a call of their own",
+    ),
+    refused(
+        "inputs per row",
         lambda: BENCH.generate(
             adapted(peft.PolyConfig, target_modules=["q_proj"], r=2, n_tasks=2, n_skills=1),
             task_ids=torch.tensor([0, 1]),
@@ -261,34 +282,47 @@ REFUSED = [
     *(
         row
         for name in ("flash_attention_2", "flex_attention", "paged|sdpa")
-        for row in as_target_and_draft(partial(attending, name), name, 'attn_implementation="sdpa"')
+        for row in as_target_and_draft("attention", partial(attending, name), name, 'attn_implementation="sdpa"')
     ),
-    *as_target_and_draft(bart, "BartForCausalLM; position_ids; batch size must be 1, got 2"),
-    *as_target_and_draft(gpt_neo, "GPTNeoForCausalLM; window; batch size must be 1, got 2"),
-    *as_target_and_draft(recomputing, "gradient checkpointing; model.eval()"),
-    *as_target_and_draft(without_weights, "meta; from_pretrained"),
-    refused(lambda: generate(assistant_model=tiny.tiny_model("llama").model)(), "draft; LlamaModel; output embedding"),
-    refused(generate(assistant_model="org/draft"), "draft; str; from_pretrained", error=TypeError),
-    refused(generate(assistant_model=torch.nn.Linear(2, 2)), "draft; Linear", error=TypeError),
-    refused(generate(), "target; sharded; ZeRO-3; gather", patch="is_deepspeed_zero3_enabled"),
-    refused(generate(), "target; sharded; FSDP; gather", patch="is_fsdp_managed_module"),
-    # modes
-    refused(generate(num_beams=3), "num_beams; got 3; must be 1"),
-    refused(generate(generation_config=tf.GenerationConfig(num_beams=3, max_length=12)), "num_beams; 3"),
-    refused(looking_up(prompt_lookup_num_tokens=0), "prompt_lookup_num_tokens; >= 1; got 0"),
-    refused(looking_up(max_matching_ngram_size=0), "max_matching_ngram_size; >= 1; got 0"),
-    refused(looking_up(num_assistant_tokens=5), "=3; =5; pass only the first"),
+    *as_target_and_draft("positions of the batch", bart, "BartForCausalLM; position_ids; batch size must be 1, got 2"),
+    *as_target_and_draft("positions of the batch", gpt_neo, "GPTNeoForCausalLM; window; batch size must be 1, got 2"),
+    *as_target_and_draft("gradient checkpointing", recomputing, "gradient checkpointing; model.eval()"),
+    *as_target_and_draft("no weights", without_weights, "meta; from_pretrained"),
     refused(
+        "no output embedding",
+        lambda: generate(assistant_model=tiny.tiny_model("llama").model)(),
+        "draft; LlamaModel; output embedding",
+    ),
+    refused("other model", generate(assistant_model="org/draft"), "draft; str; from_pretrained", error=TypeError),
+    refused("other model", generate(assistant_model=torch.nn.Linear(2, 2)), "draft; Linear", error=TypeError),
+    refused("sharded", generate(), "target; sharded; ZeRO-3; gather", patch="is_deepspeed_zero3_enabled"),
+    refused("sharded", generate(), "target; sharded; FSDP; gather", patch="is_fsdp_managed_module"),
+    # modes
+    refused("beam search", generate(num_beams=3), "num_beams; got 3; must be 1"),
+    refused(
+        "beam search", generate(generation_config=tf.GenerationConfig(num_beams=3, max_length=12)), "num_beams; 3"
+    ),
+    refused("counts", looking_up(prompt_lookup_num_tokens=0), "prompt_lookup_num_tokens; >= 1; got 0"),
+    refused("counts", looking_up(max_matching_ngram_size=0), "max_matching_ngram_size; >= 1; got 0"),
+    refused("two numbers of draft tokens", looking_up(num_assistant_tokens=5), "=3; =5; pass only the first"),
+    refused(
+        "several sequences without draft model",
         looking_up(num_return_sequences=2, do_sample=True),
         "num_return_sequences must be 1 with prompt_lookup_num_tokens; got 2; once per sequence; assistant_model",
     ),
-    refused(looking_up(prompt_lookup_num_tokens=True), "prompt_lookup_num_tokens; >= 1; got True"),
+    refused("counts", looking_up(prompt_lookup_num_tokens=True), "prompt_lookup_num_tokens; >= 1; got True"),
     refused(
+        "hidden states without draft model",
         looking_up(verifier=MISSING, diversed_head=BENCH.head),
         'DiversedVerifier; hidden states; features="distribution"; assistant_model',
     ),
     *(
-        refused(looking_up(verifier=verifier), words, "probabilities of a draft model; assistant_model")
+        refused(
+            "confidence without draft model",
+            looking_up(verifier=verifier),
+            words,
+            "probabilities of a draft model; assistant_model",
+        )
         for verifier, words in (
             *((f"spec_cascade:{gate}:0.3", gate) for gate in ("chow", "diff", "opt", "token_v1")),
             ("block:spec_cascade:chow:0.3", "BlockVerifier(verifier=SpecCascadeVerifier("),
@@ -297,30 +331,38 @@ REFUSED = [
             (SyntheticVerifier(ContrastiveVerifier(), 0.5), "SyntheticVerifier("),
         )
     ),
-    refused(generate(assistant_ensemble_weight=0.4), 'assistant_ensemble_weight=0.4; verifier="static:0.4"'),
-    refused(generate(assistant_early_exit=1), "assistant_early_exit; assistant_model="),
     refused(
-        lambda: BENCH.with_head(target=untied_states()), "tie_last_hidden_states=False; final norm; remove that entry"
+        "other modes", generate(assistant_ensemble_weight=0.4), 'assistant_ensemble_weight=0.4; verifier="static:0.4"'
     ),
-    refused(generate(use_mtp=True), "assistant_model and use_mtp=True; pass only one"),
+    refused("early exit", generate(assistant_early_exit=1), "assistant_early_exit; assistant_model="),
     refused(
-        generate(speculation_type="dflash"), 'speculation_type="dflash"; DFlash draft model; got LlamaForCausalLM'
+        "untied hidden states",
+        lambda: BENCH.with_head(target=untied_states()),
+        "tie_last_hidden_states=False; final norm; remove that entry",
     ),
-    refused(generate(penalty_alpha=0.6, top_k=4), "penalty_alpha=0.6; penalty_alpha=None"),
-    refused(generate(force_words_ids=[[5]]), "force_words_ids=[[5]]; remove"),
-    refused(generate(constraints=["x"]), "constraints=['x']; remove"),
-    refused(generate(dola_layers="high"), "dola_layers='high'; remove"),
-    refused(generate(cache_implementation="offloaded"), "'offloaded'; Pass None"),
-    refused(generate(cache_implementation="quantized"), "'quantized'; Pass None"),
-    refused(generate(cache_implementation="paged"), 'cache_implementation="paged"; pass None'),
-    refused(generate(token_healing=True), "token_healing; call model.heal_tokens"),
-    refused(generate(guidance_scale=1.5), "guidance_scale; Classifier; Drop one"),
+    refused("source of draft tokens", generate(use_mtp=True), "assistant_model and use_mtp=True; pass only one"),
     refused(
+        "source of draft tokens",
+        generate(speculation_type="dflash"),
+        'speculation_type="dflash"; DFlash draft model; got LlamaForCausalLM',
+    ),
+    refused("other modes", generate(penalty_alpha=0.6, top_k=4), "penalty_alpha=0.6; penalty_alpha=None"),
+    refused("other modes", generate(force_words_ids=[[5]]), "force_words_ids=[[5]]; remove"),
+    refused("other modes", generate(constraints=["x"]), "constraints=['x']; remove"),
+    refused("other modes", generate(dola_layers="high"), "dola_layers='high'; remove"),
+    refused("cache_implementation", generate(cache_implementation="offloaded"), "'offloaded'; Pass None"),
+    refused("cache_implementation", generate(cache_implementation="quantized"), "'quantized'; Pass None"),
+    refused("cache_implementation", generate(cache_implementation="paged"), "'paged'; Pass None"),
+    refused("token_healing", generate(token_healing=True), "token_healing; call model.heal_tokens"),
+    refused("processors", generate(guidance_scale=1.5), "guidance_scale; Classifier; Drop one"),
+    refused(
+        "processors",
         generate(watermarking_config=tf.SynthIDTextWatermarkingConfig(keys=[1, 2], ngram_len=3)),
         "SynthID; counts its calls; Drop one",
     ),
     *(
         refused(
+            ELSEWHERE,
             lambda cls=cls: BENCH.generate(logits_processor=tf.LogitsProcessorList([cls()])),
             f"{cls.__name__} {fault}; must be a function of input_ids; docs/extending.md",
         )
@@ -331,70 +373,84 @@ REFUSED = [
         )
     ),
     refused(
-        generate(prefix_allowed_tokens_fn=random_allowed), "PrefixConstrainedLogitsProcessor returns other scores"
+        ELSEWHERE,
+        generate(prefix_allowed_tokens_fn=random_allowed),
+        "PrefixConstrainedLogitsProcessor returns other scores",
     ),
     *(
         refused(
-            generate(**{name: True}, return_dict_in_generate=True), name, "run the model on the returned sequences"
+            "other outputs",
+            generate(**{name: True}, return_dict_in_generate=True),
+            name,
+            "run the model on the returned sequences",
         )
         for name in ("output_attentions", "output_hidden_states")
     ),
-    refused(generate(synced_gpus=True), "synced_gpus=True; numbers of rounds"),
-    refused(generate(custom_generate="org/repo"), "custom_generate; pass one"),
-    refused(generate(custom_generate=lambda *a, **k: None), "custom_generate; pass one"),
-    *(
-        refused(
-            lambda given=given: BENCH.generate(
-                assistant_model=MISSING,
-                verifier=MISSING,
-                custom_generate=partial(hf_diversed.diversed_decoding, assistant_model=BENCH.draft, **given),
-            ),
-            words,
-            error=TypeError,
-        )
-        for given, words in (
-            ({}, "diversed_decoding needs verifier=; hf_diversed.VERIFIERS"),
-            ({"verifier": "lossless"}, "the name 'lossless'; pass build_verifier('lossless')"),
-        )
+    refused("synced_gpus", generate(synced_gpus=True), "synced_gpus=True; numbers of rounds"),
+    refused("custom_generate", generate(custom_generate="org/repo"), "custom_generate; pass one"),
+    refused("custom_generate", generate(custom_generate=lambda *a, **k: None), "custom_generate; pass one"),
+    refused(
+        "neither head nor verifier",
+        generate(assistant_model=MISSING, verifier=MISSING, custom_generate=hf_diversed.diversed_decoding),
+        "diversed_decoding needs verifier= or diversed_head=; hf_diversed.VERIFIERS",
+        error=TypeError,
     ),
-    refused(generate(streamer=tiny.Listener()), "streamer; batch size 1; got 2"),
-    refused(generate(stop_strings=["x"]), "stop_strings; pass tokenizer="),
+    refused("streamer for a batch", generate(streamer=tiny.Listener()), "streamer; batch size 1; got 2"),
+    refused("stop strings", generate(stop_strings=["x"]), "stop_strings; pass tokenizer="),
     # inputs
     *(
-        refused(generate(**{name: tf.DynamicCache()}), "past_key_values= or cache=; Pass the whole prompt")
+        refused(
+            "the caller's cache",
+            generate(**{name: tf.DynamicCache()}),
+            "past_key_values= or cache=; Pass the whole prompt",
+        )
         for name in support.CACHE_NAMES
     ),
     refused(
-        lambda: BENCH.generate(input_ids=MISSING, inputs_embeds=torch.zeros(2, 6, 32)), "inputs_embeds; Pass input_ids"
+        "embeddings as input",
+        lambda: BENCH.generate(input_ids=MISSING, inputs_embeds=torch.zeros(2, 6, 32)),
+        "inputs_embeds; Pass input_ids",
     ),
     refused(
+        "other inputs",
         lambda: BENCH.generate(BENCH.multimodal, pixel_values=torch.zeros(2, 3, 28, 28)),
         "'pixel_values'; text only; Remove it",
     ),
     refused(
+        "other inputs",
         lambda: BENCH.generate(BENCH.multimodal, token_type_ids=torch.eye(2, 6).long()),
         "'token_type_ids'; text only; Remove it",
     ),
     *(
-        refused(generate(attention_mask=torch.ones(shape).long()), f"attention_mask; [2, 6]; got {shape}; tokenizer")
+        refused(
+            "shapes",
+            generate(attention_mask=torch.ones(shape).long()),
+            f"attention_mask; [2, 6]; got {shape}; tokenizer",
+        )
         for shape in ([2, 4], [3, 6], [1, 6], [2, 9])
     ),
-    refused(generate(attention_mask=torch.tensor([[1] * 6, [0] * 6])), "attention_mask; row 1; BOS"),
-    refused(generate(position_ids=torch.arange(4).expand(2, -1)), "position_ids; [2, 6]; got [2, 4]"),
+    refused("shapes", generate(attention_mask=torch.tensor([[1] * 6, [0] * 6])), "attention_mask; row 1; BOS"),
+    refused("shapes", generate(position_ids=torch.arange(4).expand(2, -1)), "position_ids; [2, 6]; got [2, 4]"),
     refused(
-        generate(position_ids=torch.arange(6).expand(3, 1, -1) * AXES), "position_ids [3, 1, 6]; equal; one plane"
+        "shapes",
+        generate(position_ids=torch.arange(6).expand(3, 1, -1) * AXES),
+        "position_ids [3, 1, 6]; equal; one plane",
     ),
-    refused(generate(position_ids=torch.arange(6).expand(3, 5, -1)), "position_ids; [2, 6]; got [3, 5, 6]"),
-    refused(generate(is_causal=False), "'is_causal'"),  # by upstream, if the forward must declare its inputs
-    refused(generate(input_ids=torch.ones(0, 6).long(), attention_mask=MISSING), "at least one row; [0, 6]"),
-    refused(generate(input_ids=torch.ones(2, 6)), "input_ids; long or int; float32"),
-    refused(generate(token_type_ids=types_of_tokens(1)), "'token_type_ids'; Remove it"),
+    refused("shapes", generate(position_ids=torch.arange(6).expand(3, 5, -1)), "position_ids; [2, 6]; got [3, 5, 6]"),
     refused(
+        "other inputs", generate(is_causal=False), "'is_causal'"
+    ),  # by upstream, if the forward must declare its inputs
+    refused("shapes", generate(input_ids=torch.ones(0, 6).long(), attention_mask=MISSING), "at least one row; [0, 6]"),
+    refused("shapes", generate(input_ids=torch.ones(2, 6)), "input_ids; long or int; float32"),
+    refused("other inputs", generate(token_type_ids=types_of_tokens(1)), "'token_type_ids'; Remove it"),
+    refused(
+        "other inputs",
         lambda: BENCH.generate(tiny.tiny_model("gpt2"), token_type_ids=types_of_tokens(0)),
         "'token_type_ids'; Remove it",
     ),
     *(
         refused(
+            "learned positions",
             lambda name=name: BENCH.generate(
                 tiny.tiny_model(name), assistant_model=few_positions(), max_new_tokens=12
             ),
@@ -403,46 +459,66 @@ REFUSED = [
         for name in ("gpt2", "llama")
     ),
     refused(
+        "vocabularies",
         lambda: BENCH.generate(embedding(tiny.VOCAB_SIZE + 4), input_ids=torch.full((2, 6), tiny.VOCAB_SIZE + 1)),
         f"LlamaForCausalLM embeds {tiny.VOCAB_SIZE} ids; the id {tiny.VOCAB_SIZE + 1}; another draft model",
     ),
-    refused(generate(prefill_chunk_size=0), "prefill_chunk_size; >= 1; got 0"),
+    refused("counts", generate(prefill_chunk_size=0), "prefill_chunk_size; >= 1; got 0"),
     refused(
+        "tokenizers",
         generate(tokenizer=Words("a", "b"), assistant_tokenizer=Words("b", "a")),
         "different tokenizers; id 0 is 'a' for the target and 'b' for the draft model",
     ),
     # verifiers
-    refused(with_head(assistant_model=MISSING), "diversed_head; pass assistant_model="),
-    refused(generate(assistant_model=None), "verifier; pass assistant_model="),
-    refused(generate(diversed_head=BENCH.head), "diversed_head=; verifier=; only one"),
-    refused(generate(verifier="losless"), "'losless'", *hf_diversed.VERIFIERS),
-    refused(generate(verifier=0.7), "float; Verifier", error=TypeError),
+    refused("no source of draft tokens", with_head(assistant_model=MISSING), "diversed_head; pass assistant_model="),
+    refused("no source of draft tokens", generate(assistant_model=None), "verifier; pass assistant_model="),
+    refused("head and verifier", generate(diversed_head=BENCH.head), "diversed_head=; verifier=; only one"),
+    refused(ELSEWHERE, generate(verifier="losless"), "'losless'", *hf_diversed.VERIFIERS),
+    refused("no verifier", generate(verifier=0.7), "float; Verifier", error=TypeError),
     refused(
-        generate(verifier=StaticEnsembleVerifier), "instance; the class StaticEnsembleVerifier; (...)", error=TypeError
+        "no verifier",
+        generate(verifier=StaticEnsembleVerifier),
+        "instance; the class StaticEnsembleVerifier; (...)",
+        error=TypeError,
     ),
-    refused(generate(verifier=BENCH.head), "DiversedHead; pass it as diversed_head=", error=TypeError),
-    refused(generate(verifier="diversed"), "'diversed'; needs a head; diversed_head="),
-    refused(with_head(diversed_head=LosslessVerifier()), "LosslessVerifier; pass it as verifier=", error=TypeError),
-    refused(with_head(diversed_head=DiversedHead), "the class DiversedHead; pass an instance", error=TypeError),
-    refused(with_head(diversed_head=0.7), "DiversedHead; float; from_pretrained", error=TypeError),
-    refused(with_head(diversed_head=BENCH.wide_head), "target; 48; 32; train a head"),
-    refused(with_head(diversed_head=tiny.tiny_head(vocab_size=99)), "vocabulary of 99 ids, got 64"),
-    refused(generate(assistant_model=with_more_ids()), "64 and 664 ids"),
-    refused(generate(output_token_records=True), "output_token_records; return_dict"),
-    refused(generate(verifier=MISSING, output_token_records=True), "pass diversed_head= or verifier="),
+    refused("no verifier", generate(verifier=BENCH.head), "DiversedHead; pass it as diversed_head=", error=TypeError),
+    refused(ELSEWHERE, generate(verifier="diversed"), "'diversed'; needs a head; diversed_head="),
+    refused(
+        "no head",
+        with_head(diversed_head=LosslessVerifier()),
+        "LosslessVerifier; pass it as verifier=",
+        error=TypeError,
+    ),
+    refused(
+        "no head", with_head(diversed_head=DiversedHead), "the class DiversedHead; pass an instance", error=TypeError
+    ),
+    refused(ELSEWHERE, with_head(diversed_head=0.7), "DiversedHead; float; from_pretrained", error=TypeError),
+    refused(ELSEWHERE, with_head(diversed_head=BENCH.wide_head), "target; 48; 32; train a head"),
+    refused(ELSEWHERE, with_head(diversed_head=tiny.tiny_head(vocab_size=99)), "vocabulary of 99 ids, got 64"),
+    refused("vocabularies", generate(assistant_model=with_more_ids()), "64 and 664 ids"),
+    refused("records without dict", generate(output_token_records=True), "output_token_records; return_dict"),
+    refused(
+        "arguments without verifier",
+        generate(verifier=MISSING, output_token_records=True),
+        "pass diversed_head= or verifier=",
+    ),
     *(
-        refused(generate(verifier=MISSING, diversed_strictness=value), "diversed_strictness requires a head")
+        refused(
+            "arguments without verifier",
+            generate(verifier=MISSING, diversed_strictness=value),
+            "diversed_strictness requires a head",
+        )
         for value in (0.0, torch.tensor([0.5]))
     ),
-    refused(generate(diversed_strictness=0.5), "diversed_strictness; pass diversed_head="),
-    refused(generate(diversed_max_bias=0.1), "diversed_max_bias; pass diversed_head="),
+    refused("settings of a head", generate(diversed_strictness=0.5), "diversed_strictness; pass diversed_head="),
+    refused("settings of a head", generate(diversed_max_bias=0.1), "diversed_max_bias; pass diversed_head="),
     *(
-        refused(with_head(**{f"diversed_{name}": 1.5}), name, "[0, 1]; 1.5; lossless")
+        refused(ELSEWHERE, with_head(**{f"diversed_{name}": 1.5}), name, "[0, 1]; 1.5; lossless")
         for name in ("strictness", "max_bias")
     ),
-    refused(with_head(diversed_strictness=[0.1, 0.5, 0.9]), "strictness; one per prompt (2); got 3"),
+    refused(ELSEWHERE, with_head(diversed_strictness=[0.1, 0.5, 0.9]), "strictness; one per prompt (2); got 3"),
     *(
-        refused(with_head(**{f"diversed_{name}": value}), f"{name}; must be a number", repr(value))
+        refused(ELSEWHERE, with_head(**{f"diversed_{name}": value}), f"{name}; must be a number", repr(value))
         for name, value in (
             *(("strictness", value) for value in ("0.5", True, {}, ["0.5", 0.5], [0.5, None])),
             *(("max_ratio", value) for value in ("2", True, [True, 2.0])),
@@ -450,24 +526,81 @@ REFUSED = [
         )
     ),
     *(
-        refused(generate(**{name: [[3, 4], [5, 6]]}), f"{name}; tensor; got list; return_tensors", error=TypeError)
+        refused(
+            "inputs without tensors",
+            generate(**{name: [[3, 4], [5, 6]]}),
+            f"{name}; tensor; got list; return_tensors",
+            error=TypeError,
+        )
         for name in ("input_ids", "attention_mask", "position_ids")
     ),
     *(
-        refused(generate(num_assistant_tokens=value), "num_assistant_tokens; >= 1", f"got {value}")
+        refused(
+            "number of draft tokens",
+            generate(num_assistant_tokens=value),
+            "num_assistant_tokens; >= 1",
+            f"got {value}",
+        )
         for value in (0, -1, 2.5, True)
     ),
-    # attach checks what it can at once
-    refused(attach(t5(), BENCH.draft, BENCH.head), "target; encoder-decoder"),
-    refused(attach(BENCH.target, t5(), BENCH.head), "draft; encoder-decoder"),
-    refused(attach(BENCH.target, BENCH.draft), "diversed_head=; verifier="),
+    # sources of draft tokens
+    *(
+        refused(
+            "candidate generator of another class",
+            generate(assistant_model=MISSING, candidate_generator=value),
+            words,
+            error=TypeError,
+        )
+        for value, words in (
+            (BENCH.draft, "CandidateGenerator; LlamaForCausalLM"),
+            ([5, 6], "got int; get_candidates"),
+        )
+    ),
     refused(
+        "two sources of draft tokens",
+        looking_up(candidate_generator=[Copies(), Copies()]),
+        "candidate_generator and prompt_lookup_num_tokens=3; pass only one",
+    ),
+    refused(
+        "copies before a recurrent draft model",
+        lambda: BENCH.generate(assistant_model=small_model("qwen3_5_text"), prompt_lookup_num_tokens=3),
+        "assistant_model and prompt_lookup_num_tokens=3; recurrent states; pass only one",
+    ),
+    *(
+        refused(
+            "threshold", generate(assistant_confidence_threshold=value), f"[0, 1]; got {value!r}; 0 sets no threshold"
+        )
+        for value in (-0.1, 1.5, True, "0.4")
+    ),
+    *(
+        refused(
+            "early end without draft model",
+            looking_up(**given),
+            f"{words}; prompt_lookup_num_tokens; assistant_model=",
+        )
+        for given, words in (
+            ({"assistant_confidence_threshold": 0.4}, "assistant_confidence_threshold=0.4"),
+            ({"num_assistant_tokens_schedule": "confidence"}, "num_assistant_tokens_schedule='confidence'"),
+        )
+    ),
+    refused(
+        "rotary frequencies",
+        lambda: BENCH.generate(changing_rotation()),
+        "LlamaForCausalLM changes its rotary frequencies at 8 ids; 'dynamic'; can reach 10; lower max_new_tokens",
+    ),
+    # attach checks what it can at once
+    refused("no rollback", attach(t5(), BENCH.draft, BENCH.head), "target; encoder-decoder"),
+    refused("no rollback", attach(BENCH.target, t5(), BENCH.head), "draft; encoder-decoder"),
+    refused(ELSEWHERE, attach(BENCH.target, BENCH.draft), "diversed_head=; verifier="),
+    refused(
+        "no head",
         attach(BENCH.target, BENCH.draft, LosslessVerifier()),
         "pass it as verifier",
         error=TypeError,
     ),
-    refused(attach(BENCH.target, BENCH.draft, BENCH.head, verifier=LosslessVerifier()), "exactly one"),
+    refused(ELSEWHERE, attach(BENCH.target, BENCH.draft, BENCH.head, verifier=LosslessVerifier()), "exactly one"),
     refused(
+        ELSEWHERE,
         attach(BENCH.target, BENCH.draft, BENCH.head, strictness=0.5),
         "attach; unknown settings ['strictness']; diversed_strictness",
         error=TypeError,
@@ -489,8 +622,8 @@ def modules_run():
 # peft 0.21 asks transformers 5.23 for the deprecated `is_gradient_checkpointing` (peft_model.py, PeftModel.__init__).
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @versions.MAY_WARN_OF_OFFLOADING
-@pytest.mark.parametrize(("call", "words", "error", "patch"), REFUSED)
-def test_refused_by_name_before_any_forward(call, words, error, patch, monkeypatch):
+@pytest.mark.parametrize(("entry", "call", "words", "error", "patch"), REFUSED)
+def test_refused_by_name_before_any_forward(entry, call, words, error, patch, monkeypatch):
     """Catches a mode that is ignored, fails during decoding, or raises an error of upstream about something else."""
     if patch:
         monkeypatch.setattr(support, patch, lambda *args: True)
@@ -499,6 +632,17 @@ def test_refused_by_name_before_any_forward(call, words, error, patch, monkeypat
     assert ran == []
     missing = [word for word in words if word not in str(raised.value)]
     assert not missing, f"{missing} not in: {raised.value}"
+    last = list(traceback.walk_tb(raised.tb))[-1][0]
+    raised_by_list = last.f_code is checks.refuse.__code__
+    assert (last.f_locals["refusal"] if raised_by_list else None) is checks.REFUSED.get(entry)
+
+
+def test_every_entry_has_a_row():
+    """Catches an entry that no call can reach."""
+    entries = {row.values[0] for row in REFUSED}
+    assert entries - {ELSEWHERE} == set(checks.REFUSED)
+    parts = checks.WITHOUT_VERIFIER, checks.GENERATE, checks.MODELS, checks.VERIFIERS, checks.CALLS
+    assert sum(map(len, parts)) == len(checks.REFUSED)  # names are unique
 
 
 def test_the_valid_call_succeeds():

@@ -7,7 +7,7 @@ from transformers import GenerationConfig
 
 import hf_diversed
 from hf_diversed import LosslessVerifier, PhaseVerifier
-from hf_diversed.generation import checks, planning
+from hf_diversed.generation import call
 from tests.engines.modes import STATIC
 from tests.tiny import PAD, SAMPLED, generate, ragged_batch, tiny_head
 
@@ -75,8 +75,7 @@ def test_call_then_attachment_then_model_config(pair):
 def test_settings_without_effect_are_warned_of(pair, monkeypatch):
     """Catches a schedule of the call or the draft model that is silently ignored, and confidence without effect."""
     warnings = []
-    monkeypatch.setattr(checks.logger, "warning_once", warnings.append)
-    monkeypatch.setattr(planning.logger, "warning_once", warnings.append)
+    monkeypatch.setattr(call.logger, "warning_once", warnings.append)
     generate(pair, verifier="lossless")
     for schedule in ("constant", "confidence"):
         generate(pair, verifier="lossless", num_assistant_tokens_schedule=schedule)

@@ -13,7 +13,7 @@ from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, 
 from hf_diversed import DiversedVerifier, PhaseVerifier, StaticEnsembleVerifier, diversed_decoding
 from hf_diversed.engines import static_model
 from hf_diversed.engines.static import StaticEngine
-from hf_diversed.generation import decoding
+from hf_diversed.generation import loop
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.verifiers import build_verifier
 from tests.engines.modes import STATIC, shallow
@@ -47,7 +47,7 @@ class Transfers(TorchDispatchMode):
 def counted(monkeypatch, rounds: list[Counter]):
     """Collect the transfers of each round; the loop's own work between two blocks is one round."""
     transfers, tolist = Transfers(), torch.Tensor.tolist
-    room = decoding.run_rounds.__globals__["commit"]
+    room = loop.run_rounds.__globals__["commit"]
 
     def counting_tolist(tensor):
         transfers.seen["reads"] += 1
@@ -72,8 +72,8 @@ def counted(monkeypatch, rounds: list[Counter]):
     monkeypatch.setattr(RaggedModel, "forward", pausing(RaggedModel.forward))
     monkeypatch.setattr(static_model, "run_model", pausing(static_model.run_model))
     monkeypatch.setattr(StaticEngine, "should_compact", lambda self, running: False)
-    monkeypatch.setattr(decoding, "commit", committing)
-    monkeypatch.setattr(decoding, "COMPACT_AT", 0.0)  # compacting adds a transfer
+    monkeypatch.setattr(loop, "commit", committing)
+    monkeypatch.setattr(loop, "COMPACT_AT", 0.0)  # compacting adds a transfer
     with transfers:
         yield
 
@@ -142,7 +142,7 @@ def test_processors_of_the_prefix_send_nothing_either(pair, monkeypatch):
 def test_a_round_waits_once_on_a_device(pair):
     """The same on a device, whose runtime raises at every other synchronisation."""
     target, draft = (model.cuda() for model in pair)
-    commit = decoding.commit
+    commit = loop.commit
 
     def committing(*args):
         torch.cuda.set_sync_debug_mode("default")
@@ -151,11 +151,11 @@ def test_a_round_waits_once_on_a_device(pair):
         finally:
             torch.cuda.set_sync_debug_mode("error")
 
-    decoding.commit = committing
+    loop.commit = committing
     try:
         inputs = {name: values.cuda() for name, values in ragged_batch().items()}
         target.generate(**inputs, assistant_model=draft, verifier="static:0.5", max_new_tokens=24)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-        decoding.commit = commit
+        loop.commit = commit
         target.cpu(), draft.cpu()

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from hf_diversed import DiversedVerifier
+from hf_diversed import DiversedVerifier, diversed_decoding
 from hf_diversed.engines.static import StaticEngine
-from hf_diversed.generation import decoding, planning
+from hf_diversed.generation import loop
 from hf_diversed.verifiers import BlockVerifier, PhaseVerifier, StaticEnsembleVerifier, build_verifier
 from tests.engines.modes import STATIC, TRACED
 from tests.reference import Recorder, naive_decoding
@@ -87,7 +87,7 @@ TRACED_NAMES = ("token-bounds", "block-bound", "spec_cascade:token_v3:0.6")
 )
 def test_loop_equals_naive_reference(name: str, engine: str, monkeypatch):
     """Invariant 12. Catches state of another row, other draft lengths, raw distributions, and caches or masks."""
-    monkeypatch.setattr(decoding, "COMPACT_AT", 0.0)  # rows stay where their random numbers are
+    monkeypatch.setattr(loop, "COMPACT_AT", 0.0)  # rows stay where their random numbers are
     monkeypatch.setattr(StaticEngine, "should_compact", lambda self, running: False)
     mode, gamma, batch_sizes, settings = ENGINES[engine]
     for rows in batch_sizes:
@@ -107,7 +107,7 @@ def _compare(verifier, batch, temperature: float, warped: bool, recorder: Record
         warpers += [TopKLogitsWarper(12), TopPLogitsWarper(0.9)] if warped else []
     torch.manual_seed(5)
     settings = {"assistant_model": draft, "verifier": verifier, "num_assistant_tokens": gamma}
-    loop = partial(planning.diversed_decoding, **settings, random_source=recorder)
+    loop = partial(diversed_decoding, **settings, random_source=recorder)
     call = {**batch, "custom_generate": loop, "max_new_tokens": NEW_TOKENS, **mode}
     fast = target.generate(**call, **(sampling if temperature else {"do_sample": False}))
     for row in range(0, len(fast), 2):  # of four rows two that stand at different lengths

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_diversed.blocks import DraftOutput, TargetOutput
-from hf_diversed.generation.decoding import verify
+from hf_diversed.generation.loop import verify
 from hf_diversed.sampling import RoundNoise
 from hf_diversed.verifiers import DiversedVerifier
 from tests.verifier_cases import VERIFIER_CASES, make_block, random_head

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from hf_diversed._after_import import watch
-from hf_diversed.generation.patching import uninstall_hook
+from hf_diversed.generation.hook import uninstall_hook
 
 
 logger = logging.getLogger("vllm.hf_diversed")

@@ -6,7 +6,7 @@ one per draft token.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,11 +17,27 @@ from hf_diversed.generation.processing import BlockProcessor, StopTracker
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.recording import RecordedRound, Recorder
 from hf_diversed.generation.rows import PerRow, RaggedRows, is_one_of
+from hf_diversed.outputs import GenerateDiversedOutput
 from hf_diversed.sampling import RandomSource, RoundNoise, count_accepted, draw
 from hf_diversed.verifiers.base import Verifier, call_verifier
 
 
+if TYPE_CHECKING:
+    from hf_diversed.generation.call import Call
+
+
 COMPACT_AT = 0.75  # share of running rows; compacting copies the caches
+
+
+def run(call: "Call") -> GenerateDiversedOutput | torch.Tensor:
+    """Decode a call and return its value."""
+    engine, config = call.engine, call.generation_config
+    try:
+        engine.prefill(config.prefill_chunk_size)
+        run_rounds(engine, call.gamma, call.stops, call.recorder, call.may_compact)
+    finally:
+        engine.close()
+    return call.recorder.result(call.rows, engine.forwards, engine.report(), config.return_dict_in_generate)
 
 
 def run_rounds(
