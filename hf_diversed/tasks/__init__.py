@@ -1,7 +1,7 @@
 """Tasks by name. To add one, write a module here and list it in `TASKS`. `hf_diversed.training.rewards` uses them."""
 
 from hf_diversed.tasks.base import HubSource, Record, Task, choose_shots
-from hf_diversed.tasks.code import HumanEval, Mbpp, MbppSanitized
+from hf_diversed.tasks.code import HumanEval, Mbpp
 from hf_diversed.tasks.embedded import Code, Math, Summary
 from hf_diversed.tasks.execution import CodeTask
 from hf_diversed.tasks.gsm8k import Gsm8k
@@ -15,7 +15,6 @@ TASKS: dict[str, type[Task]] = {
     "cnndm": CnnDailyMail,
     "xsum": XSum,
     "mbpp": Mbpp,
-    "mbpp_sanitized": MbppSanitized,
     "humaneval": HumanEval,
     "scitldr": SciTldr,
     "math": Math,

@@ -44,14 +44,14 @@ def _cut(text: str, stop_points: Sequence[str], then: str = "") -> str:
 
 class Mbpp(CodeTask):
     """The full set: columns `text`, `code`, `test_list` and optionally `test_setup_code`. A test is an `assert`
-    statement. The column names of the sanitized set are also accepted."""
+    statement."""
 
     name = "mbpp"
     source = HubSource("google-research-datasets/mbpp", "full")
     splits = ("train", "validation", "test", "prompt")
-    columns = ("text|prompt", "code", "test_list")
+    columns = ("text", "code", "test_list")
     score_columns = ("test_list",)
-    text_columns = ("text|prompt", "code")
+    text_columns = ("text", "code")
     list_columns = ("test_list",)
     max_new_tokens = 256
     stop_strings = ("\nWrite a Python function to solve", "\nif __name__", "\nprint(", "\nassert ")
@@ -64,9 +64,9 @@ class Mbpp(CodeTask):
         return f"{self._problem(record)}\n\n{CODE_ONLY}"
 
     def _problem(self, record: Record) -> str:
-        text, tests = lookup(record, "text|prompt"), "\n".join(record["test_list"])
+        tests = "\n".join(record["test_list"])
         return (
-            f"Write a Python function to solve the following problem:\n\n{text}\n\n"
+            f"Write a Python function to solve the following problem:\n\n{record['text']}\n\n"
             f"Your solution should pass these tests:\n{tests}"
         )
 
@@ -79,16 +79,7 @@ class Mbpp(CodeTask):
     def tests(self, record: Record) -> str:
         """Return the setup, which may use classes of the program, and the tests."""
         tests = joined_tests(self.name, record["test_list"])
-        setup = lookup(record, "test_setup_code|test_imports") or ""
-        lines = [setup] if isinstance(setup, str) else setup
-        return "\n".join([*lines, tests]).replace("\r\n", "\n")
-
-
-class MbppSanitized(Mbpp):
-    """The verified subset: columns `prompt`, `code`, `test_list` and optionally `test_imports`."""
-
-    name = "mbpp_sanitized"
-    source = HubSource("google-research-datasets/mbpp", "sanitized")
+        return f"{record.get('test_setup_code') or ''}\n{tests}".replace("\r\n", "\n")
 
 
 _NEXT_DEFINITIONS = ("def ", "class ", "@", "import ", "from ", "if ", "#", '"""', "print(", "assert ")

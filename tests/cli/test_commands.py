@@ -23,37 +23,23 @@ SERVE = "serve org/target --draft org/draft"
 
 REFUSED = [
     ("evalate", "No such command 'evalate'"),
-    ("demo --num-examples 0", "Invalid value for '--num-examples'"),
     ("demo --sed 1", "No such option: --sed"),
-    ("demo --dtype float7", "Invalid value for '--dtype'"),
     (f"{EVALUATE} --methods static:abc", "`weight` must lie in [0, 1], got 'abc'"),
-    (f"{EVALUATE} --methods target,target", "must name different methods"),
-    (f"{EVALUATE} --task gsm8k --methods diversed@0.5", "needs a head"),
     (f"{EVALUATE} --task code", "allow-code-execution"),
-    (f"{EVALUATE} --split training", "`split` of task 'math' must be one of"),
     (f"{EVALUATE} --data-file nothing.jsonl", "'nothing.jsonl' does not exist"),
-    (f"{EVALUATE} --num-examples 100000", "must be at most"),
-    (f"{EVALUATE} --target x", "target and draft go together"),
     (f"{EVALUATE} --plot plot.gif", "plots are written as png, svg, pdf, got 'plot.gif'"),
     ("evaluate --task math", "Missing option '--methods'"),
-    ("calibrate no-such-folder", "'no-such-folder' does not exist"),
     (f"calibrate {HEAD} --max-quality-drop 0", "must lie between 0 and 1, got 0.0"),
     (f"calibrate {HEAD} --temperature 0 --samples-per-prompt 2", "`samples_per_prompt` must be 1 at temperature 0"),
     ("train --output-dir out", "--task"),
-    (f"{TRAIN} --num-exmples 5", "no such option or argument: --num-exmples"),
     (f"{TRAIN} --temperature 0", "temperature must be above 0"),
-    (f"{TRAIN} --eval-split train", "must be at most"),
-    (f"{TRAIN} --reward-funcs no.such.module", "No module named 'no'"),
-    (f"{TRAIN} --config no.yaml", "'no.yaml' does not exist"),
     ("push no-such-folder org/head", "'no-such-folder' does not exist"),
-    (f"push {HEAD}", "Missing argument"),
     (f"serve --port 8000 org/target --draft org/draft --head {HEAD}", "TARGET must come first, got '--port'"),
     ("serve org/target --verifier lenience:0.3", "pass either --draft, or vLLM's --speculative-config"),
     (
         f"{SERVE} --verifier static:0.5 --speculative-config {{}}",
         "pass either --draft, or vLLM's --speculative-config",
     ),
-    (f"{SERVE} --verifier static:0.5 --additional-config {{}}", "--additional-config would replace"),
     (f"{SERVE} --head {HEAD} --strictness 7", "must lie in [0, 1], got 7.0"),
 ]
 
@@ -98,9 +84,7 @@ print("imported:", *sorted({{"torch", "transformers", "matplotlib"}} & set(sys.m
     assert done.stdout.splitlines()[-1].strip() == "imported:"
 
 
-@pytest.mark.parametrize(
-    "error", [ValueError("`x` must be 1."), OSError("no file"), RuntimeError("out of memory"), ImportError("no y")]
-)
+@pytest.mark.parametrize("error", [ValueError("`x` must be 1."), ImportError("no y")])
 def test_errors_are_one_line_unless_debug(error, monkeypatch):
     """Catches a traceback, an error in the output proper, and a --debug without effect."""
     monkeypatch.setattr("hf_diversed.zoo.loader.load_demo_pair", Mock(side_effect=error))

@@ -4,15 +4,15 @@ import json
 
 import pytest
 import torch
-from huggingface_hub import ModelCard, constants
+from huggingface_hub import ModelCard
 from transformers import AutoModel
 
 from hf_diversed import DiversedHead
 from hf_diversed.head import load_head
 from hf_diversed.hub import push
 from hf_diversed.provenance import module_digest
-from tests.commands import succeed
-from tests.hub.test_card import HUB, make_evaluation, make_record, make_training, snippet_of
+from tests.commands import refused, succeed
+from tests.hub.test_card import HUB, make_evaluation, make_training, snippet_of
 
 
 REPO = "org/head-gsm8k"
@@ -86,6 +86,26 @@ def test_a_folder_is_written_without_the_hub(folder, tmp_path, monkeypatch):
     assert left == written - {"evaluation.json", "provenance.json"}
 
 
+@pytest.mark.parametrize(("content", "words"), [("{", "is not valid JSON"), ("[]", "must hold a JSON object")])
+def test_bad_records_are_messages(folder, tmp_path, content, words):
+    """Catches tracebacks for damaged files."""
+    (folder / "evaluation.json").write_text(content)
+    refused(words, "push", folder, tmp_path / "published")
+
+
+def test_options_reach_the_hub(folder, monkeypatch):
+    """Catches options that are dropped by the command."""
+    calls = []
+
+    def push(head, repo_id, **options):
+        calls.append((repo_id, {name: value for name, value in options.items() if value}))
+        raise OSError("offline")
+
+    monkeypatch.setattr("hf_diversed.hub.push", push)
+    refused("offline", "push", folder, "org/head", "--private", "--revision", "v1", "--create-pr", "--license", "mit")
+    assert calls == [("org/head", {"license": "mit", "private": True, "revision": "v1", "create_pr": True})]
+
+
 def test_old_records_go(hub):
     """Catches figures of the previous head that stay with a new one; other files must stay."""
     make_head().push_to_hub(REPO, evaluation=make_evaluation(), training=make_training())
@@ -121,18 +141,16 @@ def test_private_branch_and_bare_name(hub):
     assert b'"org/head", "v2"' in repository.at("v2").files["custom_generate/generate.py"]
 
 
-@pytest.mark.parametrize("step", ["create", "preupload", "commit"])
-def test_nothing_is_half_published(hub, step):
+def test_nothing_is_half_published(hub):
     """Catches a failure that leaves some files visible or has another type."""
-    hub.failing = {step}
+    hub.failing = {"commit"}
     with pytest.raises(OSError, match=f"pushing to {REPO} failed: "):
         make_head().push_to_hub(REPO)
-    if step != "create":
-        assert hub.files(REPO) == {}
+    assert hub.files(REPO) == {}
 
 
 def test_every_way_to_name_a_head(hub, tmp_path):
-    """Catches arguments that are dropped, so that another revision, cache, folder or file is read."""
+    """Catches arguments that are dropped, so that another revision or account is read."""
     first, second, third = (make_head(seed) for seed in range(3))
     commit = first.push_to_hub(REPO)
     second.push_to_hub(REPO)
@@ -141,25 +159,8 @@ def test_every_way_to_name_a_head(hub, tmp_path):
     assert module_digest(AutoModel.from_pretrained(REPO)) == module_digest(second)
     assert module_digest(DiversedHead.from_pretrained(REPO, revision=commit.oid)) == module_digest(first)
     assert module_digest(load_head(f"{REPO}@v3")) == module_digest(third)
-    cache = tmp_path / "my cache"
-    DiversedHead.from_pretrained(REPO, cache_dir=cache, token="hf_mine")
+    DiversedHead.from_pretrained(REPO, cache_dir=tmp_path / "cache", token="hf_mine")
     assert hub.tokens["resolve model.safetensors"] == "Bearer hf_mine"
-    assert list(cache.glob("models--org--head-gsm8k/snapshots/*/model.safetensors"))
-    third.save_pretrained(tmp_path / "nested" / "inner", variant="fp16")
-    hub.add("org/nested", tmp_path / "nested")
-    nested = DiversedHead.from_pretrained("org/nested", subfolder="inner", variant="fp16")
-    assert module_digest(nested) == module_digest(third)
-
-
-def test_offline_uses_the_cache(hub, monkeypatch):
-    """Catches network access in offline mode, and a cached head that is not found."""
-    make_head().push_to_hub(REPO)
-    DiversedHead.from_pretrained(REPO)
-    hub.log.clear()
-    DiversedHead.from_pretrained(REPO, local_files_only=True)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    DiversedHead.from_pretrained(REPO)
-    assert hub.log == []
 
 
 def test_neither_code_nor_pickles_are_read(hub, tmp_path, monkeypatch):
@@ -178,19 +179,3 @@ def test_neither_code_nor_pickles_are_read(hub, tmp_path, monkeypatch):
         DiversedHead.from_pretrained("org/pickle")
     assert not marker.exists()
     assert "resolve pytorch_model.bin" not in hub.log
-
-
-def test_weights_of_another_model_are_not_downloaded(hub):
-    """Catches a download of any model whose name is given in place of a head's."""
-    hub.add("org/llama", {"config.json": b'{"model_type": "llama"}', "model.safetensors": bytes(300_000)})
-    with pytest.raises(ValueError, match="model_type must be 'diversed_head', got 'llama'"):
-        DiversedHead.from_pretrained("org/llama")
-    assert "resolve model.safetensors" not in hub.log
-
-
-def test_several_settings_are_columns(hub):
-    """Catches a card that shows the last temperature of a method only."""
-    evaluation = make_evaluation()
-    evaluation["records"].append(make_record("static:0.3", 1, temperature=0.0))
-    make_head().push_to_hub(REPO, evaluation=evaluation)
-    assert hub.files(REPO)["README.md"].decode().count("| `static:0.3` | 0.") == 2

@@ -1,7 +1,5 @@
 """What may be deployed; everything else is refused when the engine starts, never decoded losslessly without notice."""
 
-import json
-
 import pytest
 
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
@@ -19,16 +17,6 @@ def test_names_nothing_does_nothing():
     assert read_config({}) is None
     assert read_config({"other": 1}) is None
     assert Deployment.of(engine()) is None
-
-
-def test_the_environment_variable_configures_a_deployment(monkeypatch):
-    monkeypatch.setenv("HF_DIVERSED_VLLM", json.dumps({"verifier": "static:0.5", "max_bias": 0.2}))
-    deployment = Deployment.of(engine())
-    assert (deployment.names, dict(deployment.defaults)) == (("static:0.5",), {"max_bias": 0.2})
-    assert Deployment.of(engine({"verifier": "lenience:0.5"})).names == ("lenience:0.5",)
-    monkeypatch.setenv("HF_DIVERSED_VLLM", "static:0.5")
-    with pytest.raises(ValueError, match=r"environment variable HF_DIVERSED_VLLM must be JSON, got 'static:0.5'"):
-        Deployment.of(engine())
 
 
 def test_every_verifier_is_served_or_refused_by_name():
@@ -86,16 +74,6 @@ def test_refuses_an_engine_without_draft_tokens():
     config.speculative_config = None
     with pytest.raises(ValueError, match="needs draft tokens; add --speculative-config"):
         Deployment.of(config)
-
-
-def test_refuses_the_rust_frontend(monkeypatch):
-    """Catches requests that no process of the plugin checks, so that a misspelt field gets relaxed text."""
-    monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "1")
-    with pytest.raises(ValueError, match="VLLM_USE_RUST_FRONTEND bypasses hf_diversed's checks"):
-        Deployment.of(engine({"verifier": "static:0.5"}))
-    assert Deployment.of(engine()) is None
-    monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "0")
-    assert Deployment.of(engine({"verifier": "static:0.5"})) is not None
 
 
 SAMPLING = ("draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark")

@@ -6,7 +6,7 @@ from hf_diversed.tasks import execution, get_task
 from tests.isolation import isolation_error
 
 
-NAMES = ["mbpp", "mbpp_sanitized", "humaneval", "code"]
+NAMES = ["mbpp", "humaneval", "code"]
 RIGHT = "def double(x):\n    return 2 * x\n"
 WRONG = "def double(x):\n    return x\n"
 RECORDS = {
@@ -15,12 +15,6 @@ RECORDS = {
         "code": RIGHT.replace("\n", "\r\n"),
         "test_list": ["assert double(1) == 2", "assert double(THREE) == 6"],
         "test_setup_code": "THREE = double(3) // 2\r\n",
-    },
-    "mbpp_sanitized": {
-        "prompt": "Double x.",
-        "code": RIGHT,
-        "test_list": ["assert double(1) == 2", "assert double(math.floor(1.5)) == 2"],
-        "test_imports": ["import math", "import sys"],
     },
     "humaneval": {
         "prompt": 'import math\r\n\r\n\r\ndef double(x):\r\n    """Return twice x."""\r\n',
@@ -111,8 +105,8 @@ def test_isolation_is_disabled_only_on_request(fake: FakeExecution):
 @pytest.mark.parametrize(
     ("name", "changed"),
     [
-        ("mbpp", {"test_list": []}),
-        ("mbpp_sanitized", {"test_list": [" "]}),
+        ("mbpp", {"test_list": [" "]}),
+        ({"test_list": [" "]}),
         ("humaneval", {"test": ""}),
         ("code", {"answer": "\n"}),
     ],

@@ -122,25 +122,13 @@ def test_the_timeout_ends_a_program(isolated: bool):
 # Each passes only if it succeeds. Upper-case words are replaced.
 ATTACKS = {
     "reads the home folder": "import os; assert any(map(os.path.exists, HOME))",
-    "reads the library": "assert open('LIBRARY').read()",
-    "reads a file": "assert open('FOLDER/file').read()",
-    "reads the passwords": "assert open('/etc/passwd').read()",
     "reads the environment": "import os; assert 'SECRET' in os.environ",
-    "lists processes": "import os; assert os.listdir('/proc')",
     "overwrites a file": "open('FOLDER/file', 'w').write('gone')",
-    "creates a file": "import os; os.makedirs('FOLDER', exist_ok=True); open('FOLDER/new', 'w'); assert False",
-    "deletes a folder": "import shutil; shutil.rmtree('FOLDER')",
     "writes beside the interpreter": "import os; open(os.path.dirname(os.__file__) + '/new', 'w')",
-    "writes to the root": "open('/new', 'w')",
     "fills the temporary folder": "for i in range(100): open(f'/tmp/{i}', 'wb').write(b'x' * 2**20)",
     "connects": "import socket; socket.create_connection(('127.0.0.1', PORT), timeout=1)",
-    "resolves a name": "import socket; socket.getaddrinfo('example.org', 80)",
-    "kills its parent": "import os; os.kill(os.getppid(), 9); assert False",
     "kills the caller": "import os; os.kill(CALLER, 9)",
-    "kills all processes": "import os; os.kill(-1, 9); assert False",
     "starts processes without end": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
-    "imports torch": "import torch",
-    "imports numpy": "import numpy",
     "imports the library": "import hf_diversed",
     "becomes root": "import os; os.setuid(0); open('/new', 'w')",
 }
@@ -155,7 +143,6 @@ def test_attacks_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         words = {
             "HOME": repr(home),
-            "LIBRARY": execution.__file__,
             "FOLDER": str(tmp_path),
             "PORT": str(server.getsockname()[1]),
             "CALLER": str(os.getpid()),

@@ -40,14 +40,6 @@ def test_fewer_records_are_drawn_by_the_seed(tmp_path: Path):
     assert set(numbers) <= set(range(30))
 
 
-def test_reads_odd_but_valid_lines(tmp_path: Path):
-    """Catches a byte order mark, empty lines, and a line separator inside a text, at which `splitlines` would cut."""
-    path = tmp_path / "a.jsonl"
-    text = json.dumps({"question": "a\u2028b", "answer": "#### 1"}, ensure_ascii=False)
-    path.write_text(f"\ufeff{text}\r\n\n{text}", encoding="utf-8")
-    assert [record["question"] for record in load_records(get_task("gsm8k"), "x", data_file=path)] == ["a\u2028b"] * 2
-
-
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
@@ -76,8 +68,6 @@ def test_refuses_other_encodings(tmp_path: Path):
     ("name", "split", "options", "message"),
     [
         ("gsm8k", "validation", {}, "`split` of task 'gsm8k' must be one of train, test, got 'validation'"),
-        ("humaneval", "train", {}, "must be one of test, got 'train'"),
-        ("math", "dev", {"n": 1}, "must be one of train, validation, test, got 'dev'"),
         ("math", "test", {"n": 0}, "`n` must be at least 1, got 0"),
         ("math", "test", {"n": 1025}, "`n` must be at most 1024, the packaged records of 'math'/test, got 1025"),
         ("gsm8k", "test", {"data_file": "/nowhere/a.jsonl"}, "'/nowhere/a.jsonl' does not exist; pass"),
@@ -93,9 +83,7 @@ def test_refuses_what_does_not_exist(name: str, split: str, options: dict, messa
     ("name", "record", "message"),
     [
         ("math", {"prompt": "p", "completion": "c", "answer": 11}, r"column 'answer' must be text, got 11 \(int\)"),
-        ("gsm8k", {"question": "q", "answer": 4}, r"column 'answer' must be text, got 4 \(int\); convert it"),
         ("scitldr", {"source": "a", "target": 3}, "'tldr.target' must be text or a list of texts, got 3"),
-        ("scitldr", {"abstract": "a", "tldr": []}, r"column 'tldr.target' must be .* got \[\] \(list\)"),
         ("scitldr", {"source": [1, 2], "target": "a"}, r"must be text or a list of texts, got \[1, 2\]"),
         ("mbpp", {"text": "t", "code": "c", "test_list": "x"}, r"'test_list' must be a list .* got 'x' \(str\)"),
     ],
@@ -105,12 +93,6 @@ def test_refuses_columns_of_another_type(tmp_path: Path, name: str, record: dict
     characters."""
     with pytest.raises(ValueError, match=rf"line 2 of .*a\.jsonl.* {message}"):
         load_records(get_task(name), "test", data_file=write(tmp_path / "a.jsonl", "", record))
-
-
-def test_refuses_more_records_than_the_file_has(tmp_path: Path):
-    """Catches a table of 100 prompts that contains 90."""
-    with pytest.raises(ValueError, match=r"`n` must be at most 2, the number of records in .*a\.jsonl, got 3"):
-        load_records(get_task("gsm8k"), "test", 3, data_file=write(tmp_path / "a.jsonl", *rows(2)))
 
 
 def test_sets_with_a_script_name_the_way_out(monkeypatch: pytest.MonkeyPatch):
@@ -128,7 +110,6 @@ def test_sets_with_a_script_name_the_way_out(monkeypatch: pytest.MonkeyPatch):
         ("cnndm", "validation", ("abisee/cnn_dailymail", "3.0.0")),
         ("xsum", "test", ("EdinburghNLP/xsum", None)),
         ("mbpp", "prompt", ("google-research-datasets/mbpp", "full")),
-        ("mbpp_sanitized", "test", ("google-research-datasets/mbpp", "sanitized")),
         ("humaneval", "test", ("openai/openai_humaneval", None)),
     ],
 )

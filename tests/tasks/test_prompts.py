@@ -15,7 +15,6 @@ RECORDS = {
     "cnndm": {"article": "It rained.", "highlights": "Rain .\nMore rain ."},
     "xsum": {"document": "It rained.", "summary": "Rain came."},
     "mbpp": {"text": "Double x.", "code": "def f(x):\r\n    return 2*x", "test_list": ["assert f(1)==2"]},
-    "mbpp_sanitized": {"prompt": "Double x.", "code": "def f(x):\n    return 2*x", "test_list": ["assert f(1)==2"]},
     "humaneval": {
         "prompt": 'def f(x):\n    """Double x."""\n',
         "canonical_solution": "    return 2 * x\n",
@@ -40,13 +39,11 @@ PROMPTS = {
     "code": "Task: f\nCode:\n",
 }
 QUESTION = "How many are 2 and 3?\n\nThink briefly, in plain text without code. End with: The answer is N."
-PROMPTS["mbpp_sanitized"] = PROMPTS["mbpp"]
 REFERENCES = {
     "gsm8k": " 2+3 = 5\n#### 5",
     "cnndm": " Rain .\nMore rain .",
     "xsum": " Rain came.",
     "mbpp": "def f(x):\n    return 2*x\n",
-    "mbpp_sanitized": "def f(x):\n    return 2*x\n",
     "humaneval": "    return 2 * x\n",
     "scitldr": " We measure rain.",
     "math": " 1+1=2. The answer is 2.",

@@ -8,7 +8,6 @@ import json
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +21,6 @@ from tests.vllm.served import STOP, Server, acceptance, running, start, stop
 
 
 PROBLEMS = int(os.environ.get("VLLM_PROBLEMS", "60"))
-EAGLE3 = Path("build/eagle3")
 CHOICES = ("static:0.5", "static:0.7", "lenience:0.3")
 VERIFIERS = ("lossless", "diversed", *CHOICES)
 TASK = TASKS["math"]()
@@ -205,7 +203,6 @@ def test_what_cannot_be_served_does_not_start(pair_folder, tmp_path, options, wo
 DRAFTERS = {
     "ngram": lambda pair, folder: {"prompt_lookup_min": 1, "prompt_lookup_max": 2},
     "draft_model": lambda pair, folder: {"model": str(pair / "draft")},  # greedy by default
-    "eagle3": lambda pair, folder: {"model": str(EAGLE3.absolute())},
     "medusa": lambda pair, folder: {"model": str(export_medusa(folder / "medusa"))},
 }
 
@@ -215,8 +212,6 @@ def test_draft_tokens_without_distributions(pair_folder, tmp_path, problems, met
     """Catches looked-up and greedy draft tokens that are refused, or verified losslessly, or with a distribution; an
     engine that ends in a round without draft tokens; and accepted draft tokens that a grammar excludes. Draft tokens
     of random heads must not affect lossless answers."""
-    if method == "eagle3" and not EAGLE3.is_dir():
-        pytest.skip(f"no head in {EAGLE3}; `make vllm EAGLE=1` trains one")
     config = {"method": method, "num_speculative_tokens": 3} | DRAFTERS[method](pair_folder, tmp_path)
     options = ("--verifier", "static:0.0", "--speculative-config", json.dumps(config))
     with running(start(pair_folder, tmp_path, *options)) as started:
@@ -228,7 +223,6 @@ def test_draft_tokens_without_distributions(pair_folder, tmp_path, problems, met
     right = sum(TASK.score(answer["choices"][0]["text"], record) for answer, record in zip(answers, problems))
     print(method, rates, right)
     assert rates[0] == 1.0 > rates[1]
-    assert rates[1] > 0.3 or method != "eagle3"
     assert right >= 12  # of 16; the target alone is right in 95% of the problems
     assert status == 200
     assert re.fullmatch("[0-9]+", answer["choices"][0]["text"])

@@ -3,9 +3,7 @@
 Reads vLLM's configuration and sampling parameters by field name and imports nothing of vLLM.
 """
 
-import json
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +27,6 @@ from hf_diversed.verifiers.mixture import MixtureVerifier
 from hf_diversed.verifiers.names import DIVERSED, base_name
 
 
-ENVIRONMENT = "HF_DIVERSED_VLLM"
 KEY = "hf_diversed"  # in --additional-config
 PREFIX = "diversed_"  # of the plugin's fields in `vllm_xargs`
 logger = logging.getLogger("vllm.hf_diversed")
@@ -52,25 +49,19 @@ _KEYS = ("verifier", "head", "choices", *SETTINGS)
 
 
 def read_config(additional_config: Any) -> dict[str, Any] | None:
-    """Return the object below "hf_diversed" of `--additional-config`, or the JSON in the environment variable
-    HF_DIVERSED_VLLM, or None if neither is set.
+    """Return the object below "hf_diversed" of `--additional-config`, or None if there is none.
 
     Raises:
         ValueError: if it is not a JSON object, or holds an unknown key.
     """
     found = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
-    source = f'"{KEY}" of --additional-config'
-    if found is None and os.environ.get(ENVIRONMENT):
-        source = f"the environment variable {ENVIRONMENT}"
-        try:
-            found = json.loads(os.environ[ENVIRONMENT])
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{source} must be JSON, got {os.environ[ENVIRONMENT]!r:.200}: {error}.") from error
     if found is None:
         return None
     if not isinstance(found, Mapping) or (unknown := sorted(found.keys() - set(_KEYS))):
         wrong = f"{', '.join(unknown)} in it" if isinstance(found, Mapping) else repr(found)
-        raise ValueError(f"{source} must be an object with some of {', '.join(_KEYS)}; got {wrong:.200}.")
+        raise ValueError(
+            f'"{KEY}" of --additional-config must be an object with some of {", ".join(_KEYS)}; got {wrong:.200}.'
+        )
     return dict(found)
 
 
@@ -105,8 +96,6 @@ class Deployment:
         given = read_config(vllm_config.additional_config)
         if given is None:
             return None
-        if os.environ.get("VLLM_USE_RUST_FRONTEND", "0") not in ("", "0"):
-            raise ValueError("VLLM_USE_RUST_FRONTEND bypasses hf_diversed's checks of requests; unset it.")
         one_hot = _check_drafting(vllm_config.speculative_config)
         vocab_size = vllm_config.model_config.get_vocab_size()
         deployment = replace(
