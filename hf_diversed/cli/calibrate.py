@@ -13,7 +13,7 @@ from hf_diversed.cli.options import console, notes
 
 
 if TYPE_CHECKING:
-    from hf_diversed.evaluation.calibration import Tested
+    from hf_diversed.evaluation.calibrate import Tested
 
 
 def calibrate(
@@ -64,8 +64,8 @@ def calibrate(
 
     from hf_diversed.cli.loading import load_task, quiet_transformers, read_records, read_shots
     from hf_diversed.evaluation import EvaluationSettings
-    from hf_diversed.evaluation.calibration import calibrate as run
-    from hf_diversed.evaluation.calibration import check_shares
+    from hf_diversed.evaluation.calibrate import calibrate as run
+    from hf_diversed.evaluation.calibrate import check_shares
     from hf_diversed.files import write_json
     from hf_diversed.generation.confidence import DEFAULT_NUM_ASSISTANT_TOKENS
     from hf_diversed.head import DiversedHead

@@ -44,6 +44,9 @@ def evaluate(
     plot: Annotated[
         Path | None, typer.Option(help="PNG, SVG or PDF file for a plot of quality against acceptance.")
     ] = None,
+    plot_time: Annotated[
+        bool, typer.Option("--plot-time", help="With --plot, plot quality against seconds per answer instead.")
+    ] = False,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
@@ -94,4 +97,4 @@ def evaluate(
         console.print(setting(rows[0]).capitalize(), highlight=False)
         console.print(results_table(rows))
     if plot is not None:
-        save_plot(rows, plot)
+        save_plot(rows, plot, time=plot_time)

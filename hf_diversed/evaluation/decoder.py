@@ -3,15 +3,23 @@
 import copy
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from transformers import CompileConfig, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
+from tqdm import tqdm
+from transformers import (
+    CompileConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from hf_diversed import support
 from hf_diversed.generation.confidence import DEFAULT_NUM_ASSISTANT_TOKENS
@@ -187,14 +195,26 @@ class Decoded:
     Attributes:
         tokens: ids of each completion, including EOS, without padding.
         seconds: duration of the call.
+        num_rounds: rounds of the call, each with one forward pass of the target after the prefill.
         stats: statistics of our decoding loop; None for other methods.
         records: token records of our decoding loop with `output_token_records`, else None.
     """
 
     tokens: list[list[int]]
     seconds: float
+    num_rounds: int
     stats: SpeculativeStats | None = None
     records: TokenRecords | None = None
+
+
+class _RoundCounter(StoppingCriteria):
+    """Counts the rounds of transformers' decoding, which calls a criterion once per round; ends no row."""
+
+    num_rounds = 0
+
+    def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        self.num_rounds += 1
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
 class Decoder:
@@ -204,8 +224,9 @@ class Decoder:
         install_hook()
         self.pair, self.sampling = pair, sampling
         self.eos_ids = eos_ids(pair.target)
-        ids = [pair.tokenizer.pad_token_id, pair.tokenizer.eos_token_id, *self.eos_ids, 0]
-        self.pad_id = next(int(pad) for pad in ids if pad is not None)
+        # Any token but EOS, so that the padding behind a completion is recognized.
+        special = [pair.tokenizer.pad_token_id, *pair.tokenizer.all_special_ids, *range(len(self.eos_ids) + 1)]
+        self.pad_id = next(pad for pad in special if pad is not None and pad not in self.eos_ids)
         self.stop_strings = list(sampling.stop_strings)
 
     def check_prompts(self, prompts: Sequence[Sequence[int]]) -> None:
@@ -222,6 +243,9 @@ class Decoder:
     def __call__(self, method: Method, prompts: Sequence[Sequence[int]], seed: int, **kwargs) -> Decoded:
         """Complete a batch of encoded prompts; `kwargs` are arguments of `generate` and override the settings."""
         inputs, criteria = left_padded(prompts, self.pad_id, self.pair.target.device), StoppingCriteriaList()
+        counter = _RoundCounter()
+        if method.verifier is None:
+            criteria.append(counter)
         if self.stop_strings:
             strings = stop_criterion(self.pair.tokenizer, self.stop_strings)
             criteria.append(CompletionStopStrings(strings, inputs["input_ids"].shape[1]))
@@ -235,15 +259,11 @@ class Decoder:
         }
         output, rows, seconds = timed_call(self.pair.target, seed, **options)
         if not isinstance(output, GenerateDiversedOutput):
-            return Decoded([row[: self._plain_length(row)] for row in rows], seconds)
-        if method.verifier is None:
-            raise ValueError(
-                f"a draft model is attached to the target, so {method.label!r} is not plain decoding; "
-                "leave the block of `with attach(...)` first."
-            )
+            return Decoded([row[: self._plain_length(row)] for row in rows], seconds, counter.num_rounds)
         assert output.stats is not None
-        tokens = [row[: stats.num_emitted] for row, stats in zip(rows, output.stats.per_row)]
-        return Decoded(tokens, seconds, output.stats, output.token_records)
+        per_row = output.stats.per_row
+        tokens = [row[: stats.num_emitted] for row, stats in zip(rows, per_row)]
+        return Decoded(tokens, seconds, max(s.num_rounds for s in per_row), output.stats, output.token_records)
 
     def text(self, ids: Sequence[int]) -> str:
         """Return the text of the ids of a completion, without special tokens.
@@ -264,16 +284,38 @@ class Decoder:
         return not any(stop in text for stop in self.stop_strings)
 
     def _plain_length(self, row: list[int]) -> int:
-        """Return the number of tokens, including EOS, that transformers generated, inferred from the padding."""
-        ends = [column for column, token in enumerate(row) if token in self.eos_ids]
-        if not ends:
-            length = len(row)
-            while length > 0 and row[length - 1] == self.pad_id:
-                length -= 1
-            return length
-        text = self.text(row[: ends[0]])
-        padded = row[ends[0]] == self.pad_id and any(stop in text for stop in self.stop_strings)
-        return ends[0] + (0 if padded else 1)
+        """Return the number of tokens, including EOS, that transformers generated: those before the padding."""
+        end = next((column for column, token in enumerate(row, 1) if token in self.eos_ids), len(row))
+        while end > 0 and row[end - 1] == self.pad_id:
+            end -= 1
+        return end
+
+
+class Call(NamedTuple):
+    """A method on a batch of encoded prompts; `key` is for the caller."""
+
+    decoder: Decoder
+    method: Method
+    prompts: Sequence[Sequence[int]]
+    seed: int
+    key: Any = None
+
+
+def warm_up(calls: Sequence[Call], **kwargs) -> None:
+    """Decode the first of these calls of each decoder and method, which is slow, and fails for an invalid method.
+
+    `kwargs` are arguments of `generate`.
+    """
+    first = {(id(call.decoder), call.method.label): call for call in reversed(calls)}
+    for call in reversed(first.values()):
+        call.decoder(call.method, call.prompts, call.seed, **kwargs)
+
+
+def decode_calls(calls: Sequence[Call], description: str, progress: bool = True) -> Iterator[tuple[Call, Decoded]]:
+    """Decode the calls in their order, with a progress bar on standard error that contains the remaining time."""
+    interval = 0.1 if sys.stderr.isatty() else 30.0
+    for call in tqdm(calls, description, unit="call", disable=not progress, mininterval=interval):
+        yield call, call.decoder(call.method, call.prompts, call.seed)
 
 
 def eos_ids(model: PreTrainedModel) -> list[int]:
@@ -332,19 +374,16 @@ def check_context(
     """
     if 0 in lengths:
         raise ValueError(f"prompt {lengths.index(0)} of {name} has no tokens; leave it out.")
-    contexts = {model: most for model, most in ((n, support.max_positions(m)) for n, m in models.items()) if most}
-    if not contexts:
-        return
-    narrowest = min(contexts, key=contexts.__getitem__)
-    limit = contexts[narrowest] - new_tokens
-    too_long = [index for index, length in enumerate(lengths) if length > limit]
-    if too_long:
-        first = too_long[0]
-        raise ValueError(
-            f"prompt {first} of {name} has {lengths[first]} tokens; at most {limit} fit, as the {narrowest} has "
-            f"{contexts[narrowest]} positions and a completion takes up to {new_tokens}. {len(too_long)} of "
-            f"{len(lengths)} prompts are too long: leave them out, shorten them, or lower {option}."
-        )
+    for role, model in models.items():
+        positions = support.max_positions(model)
+        limit = max(lengths, default=0) if positions is None else positions - new_tokens
+        too_long = [index for index, length in enumerate(lengths) if length > limit]
+        if too_long:
+            raise ValueError(
+                f"prompt {too_long[0]} of {name} has {lengths[too_long[0]]} tokens; at most {limit} fit, as the "
+                f"{role} has {positions} positions and a completion takes up to {new_tokens}. {len(too_long)} of "
+                f"{len(lengths)} prompts are too long: leave them out, shorten them, or lower {option}."
+            )
 
 
 def plan_batches(lengths: Sequence[int], batch_size: int) -> list[list[int]]:

@@ -5,26 +5,27 @@ interrupted evaluation continues from them.
 """
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_diversed import support
 from hf_diversed.evaluation.decoder import (
+    Call,
+    Decoded,
     Decoder,
     HeadLike,
-    Method,
     MethodLike,
     Sampling,
     build_methods,
+    decode_calls,
     encode,
     plan_batches,
+    warm_up,
 )
 from hf_diversed.evaluation.statistics import COUNTERS, Results, summarize
 from hf_diversed.files import REMOVE_LINE, append_lines, differences, drop_torn_line, read_lines, write_json
@@ -134,12 +135,6 @@ def _flat(header: dict) -> dict:
     return header.get("settings", {}) | {name: value for name, value in header.items() if name != "settings"}
 
 
-def remove_results(folder: Path) -> None:
-    """Remove the finished calls in a folder and their report; subfolders keep theirs."""
-    for name in (LINES, REPORT):
-        (folder / name).unlink(missing_ok=True)
-
-
 def evaluate(
     pair: Pair,
     task: Task | PromptedTask,
@@ -210,42 +205,43 @@ def evaluate(
                 "another label or folder, or remove the older results (--overwrite on the command line)."
             )
     by_label = {method.label: method for method in built}
-    # All methods on one batch, then the next batch: a change in machine load affects all of them.
-    calls = sorted(results.missing(by_label), key=lambda key: key[1:])
-    labels = dict.fromkeys(label for label, _, _ in calls)
-    if calls:
-        longest, few = [prompts[index] for index in batches[-1]], min(_WARM_UP_TOKENS, header["max_new_tokens"])
-        first = prompts[batches[calls[0][1]][0]]
-        for label in labels:  # the first call is slow, and an invalid one fails
-            decoder(by_label[label], [first], 0, max_new_tokens=few)
+    samples = settings.samples_per_prompt
+
+    def turn(key: tuple[str, int, int]) -> tuple[int, int, int]:
+        label, batch, sample = key
+        return batch, sample, (list(by_label).index(label) - batch * samples - sample) % len(by_label)
+
+    # All methods decode a batch before the next one, and each in turn is the first: machine load affects all of them.
+    calls = [
+        Call(
+            decoder,
+            by_label[label],
+            [prompts[index] for index in batches[batch]],
+            settings.call_seed(batch, sample),
+            (batch, sample),
+        )
+        for label, batch, sample in sorted(results.missing(by_label), key=turn)
+    ]
+    warm_up(calls, max_new_tokens=min(_WARM_UP_TOKENS, header["max_new_tokens"]))
     session = {"provenance": provenance(settings.seed, pair.target.device)}
-    if folder is not None:
-        _open(folder, header, overwrite, [session] if calls else [])
     if calls:
         results.sessions.append(session["provenance"])
-    words = f"{task.name} at temperature {settings.temperature:g}"
-    if calls and settings.progress:
-        timed = {label: decoder(by_label[label], longest, 0, max_new_tokens=few).seconds for label in labels}
-        seconds = sum(timed[label] for label, _, _ in calls) * header["max_new_tokens"] / few
-        print(f"{words}: {len(calls)} calls, at most about {_duration(seconds)}", file=sys.stderr, flush=True)
-    interval = 0.1 if sys.stderr.isatty() else 30.0
-    for label, batch, sample in tqdm(calls, words, unit="call", disable=not settings.progress, mininterval=interval):
-        indices = batches[batch]
-        seed = settings.call_seed(batch, sample)
-        entry = {
-            "method": label,
-            "definition": by_label[label].definition,
-            "batch": batch,
-            "sample": sample,
-            **_call(decoder, by_label[label], [prompts[index] for index in indices], seed),
-        }
-        scores = task.score_batch(entry["rows"]["text"], [examples[index] for index in indices])
-        if len(scores) != len(indices) or not all(0.0 <= score <= 1.0 for score in scores):
+    if folder is not None:
+        _open(folder, header, overwrite, [session] if calls else [])
+    for call, decoded in decode_calls(
+        calls, f"{task.name} at temperature {settings.temperature:g}", settings.progress
+    ):
+        batch, sample = call.key
+        rows = _rows(decoder, decoded)
+        scores = task.score_batch(rows["text"], [examples[index] for index in batches[batch]])
+        if len(scores) != len(call.prompts) or not all(0.0 <= score <= 1.0 for score in scores):
             raise ValueError(
                 f"task {task.name!r} must give one score in [0, 1] per completion, got {scores!r} for "
-                f"{len(indices)} completions."
+                f"{len(call.prompts)} completions."
             )
-        entry["rows"] |= {"prompt": list(indices), "score": [float(score) for score in scores]}
+        entry = {"method": call.method.label, "definition": call.method.definition, "batch": batch, "sample": sample}
+        rows |= {"prompt": list(batches[batch]), "score": [float(score) for score in scores]}
+        entry |= {"seconds": decoded.seconds, "rows": rows}
         results.add(entry)
         if folder is not None:
             append_lines(folder / LINES, [entry])
@@ -259,27 +255,19 @@ def evaluate(
     return records
 
 
-def _duration(seconds: float) -> str:
-    """Return "8 s", "3 min" or "2.5 h"."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
 def _open(folder: Path, header: dict, overwrite: bool, sessions: list[dict]) -> None:
     """Prepare the file of finished calls: remove earlier ones if `overwrite`, or an incomplete last line."""
-    if overwrite:
-        remove_results(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / LINES
+    for name in (LINES, REPORT) if overwrite else ():
+        (folder / name).unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     drop_torn_line(path)
     is_new = not path.exists() or path.stat().st_size == 0
     append_lines(path, [*([header] if is_new else []), *sessions])
 
 
-def _call(decoder: Decoder, method: Method, prompts: list[list[int]], seed: int) -> dict[str, Any]:
-    """Complete a batch of encoded prompts; return the seconds of `generate`, and lists of length B as `rows`."""
-    decoded = decoder(method, prompts, seed)
+def _rows(decoder: Decoder, decoded: Decoded) -> dict[str, list[Any]]:
+    """Return lists of length B: texts, numbers of tokens, and the counters of our loop."""
     texts = [decoder.text(ids) for ids in decoded.tokens]
     rows: dict[str, list[Any]] = {
         "text": texts,
@@ -290,7 +278,7 @@ def _call(decoder: Decoder, method: Method, prompts: list[list[int]], seed: int)
         per_row = decoded.stats.per_row
         rows |= {name: [getattr(stats, name) for stats in per_row] for name in COUNTERS}
         rows["accepted_per_position"] = [list(stats.accepted_per_position) for stats in per_row]
-    return {"seconds": decoded.seconds, "rows": rows}
+    return rows
 
 
 def _warn_about_cut_off_answers(records: Sequence[dict]) -> None:

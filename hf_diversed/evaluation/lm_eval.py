@@ -6,15 +6,13 @@
 is `lm-eval run` with an additional model class. Releases with plugins find the class without this command.
 """
 
-import logging
-from collections import Counter, defaultdict
+from collections import defaultdict
 from typing import Any
-from unittest.mock import patch
 
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, StoppingCriteriaList
+import torch
+from transformers import AutoModelForCausalLM, StoppingCriteriaList
 
 from hf_diversed.evaluation.decoder import Method, build_methods
-from hf_diversed.evaluation.table import number, percent
 from hf_diversed.generation.hook import install_hook
 from hf_diversed.generation.processing import CompletionStopStrings, stop_criterion
 from hf_diversed.generation.recording import record_stats
@@ -27,22 +25,22 @@ try:
     from lm_eval.__main__ import cli_evaluate
     from lm_eval.api.instance import Instance
     from lm_eval.api.registry import register_model
-    from lm_eval.models import huggingface
+    from lm_eval.models.huggingface import HFLM
 except ModuleNotFoundError as error:
     words = f"the lm-evaluation-harness is not completely installed ({error}): pip install 'hf-diversed[eval]'"
     raise (SystemExit if __name__ == "__main__" else ImportError)(words) from error
 
 
 EMBEDDED = "embedded"
-logger = logging.getLogger("lm_eval.hf_diversed")  # a child of lm-eval's logger, so its messages are shown
 
 
 @register_model("hf-diversed")
-class DiversedLM(huggingface.HFLM):
+class DiversedLM(HFLM):
     """`HFLM` that decodes with a draft model and a verifier, and reports statistics per task.
 
-    They are logged after each task and stored in the results file, under "hf_diversed" of its "config". As usual in
-    lm-eval, settings that `--gen_kwargs` leave out come from the target's generation config.
+    They are stored in the results file, under "hf_diversed" of its "config". As usual in lm-eval, settings that
+    `--gen_kwargs` leave out come from the target's generation config. Where several processes share the requests, the
+    statistics include the copies with which lm-eval fills up the last batch.
 
     Args:
         pretrained, assistant: Hub ids or folders of target and draft model; "embedded" and None select the embedded
@@ -98,39 +96,44 @@ class DiversedLM(huggingface.HFLM):
             self.named["num_assistant_tokens"] = gamma
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Generate task by task, for statistics per task; one process collects those of all processes.
-
-        Where a process has fewer requests than another, lm-eval passes its last request again as padding. Statistics
-        exclude these copies.
-        """
-        groups: dict[tuple[str, bool], list[int]] = defaultdict(list)
-        occurrences: Counter[int] = Counter()
+        """Generate task by task, for statistics per task; one process collects those of all processes."""
+        groups: dict[str, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
-            occurrences[id(request)] += 1
-            groups[str(request.task_name), occurrences[id(request)] <= request.repeats].append(index)
+            groups[str(request.task_name)].append(index)
         answers: list[str] = [""] * len(requests)
         found: dict[str, SpeculativeStats] = {}
-        for (task, is_counted), indices in groups.items():
-            with record_stats() as stats:
+        for task, indices in groups.items():
+            with record_stats() as found[task]:
                 texts = super().generate_until([requests[index] for index in indices], disable_tqdm)
-            if is_counted:
-                found[task] = stats
             for index, text in zip(indices, texts):
                 answers[index] = text
         for process in self.gather_object(found) or []:
             for task, stats in process.items():
                 self.stats[task].add(stats)
-        for task in found:
-            self._log(task)
         return answers
 
     def _model_generate(self, context, max_length: int, stop: list[str], **generation_kwargs):
-        # The tokenizer is for stop strings in the target's generation config.
-        options = self.options | generation_kwargs | {"tokenizer": self.tokenizer}
-        # With lm-eval's criteria the batch continues until the last row ends, and statistics would include tokens that
-        # are cut off afterwards.
-        with patch.object(huggingface, "stop_sequences_criteria", _stop_criteria):
-            return super()._model_generate(context, max_length, stop=stop, **options)
+        """Generate as `HFLM` does, with the draft model, and stop strings that end each row separately.
+
+        With lm-eval's criteria the batch continues until the last row ends, and statistics would include tokens that
+        are cut off afterwards.
+        """
+        if not generation_kwargs.get("do_sample") and not generation_kwargs.get("temperature"):
+            generation_kwargs = {name: v for name, v in generation_kwargs.items() if name != "temperature"}
+            generation_kwargs["do_sample"] = False
+        criteria = StoppingCriteriaList()
+        if strings := [text for text in stop if text]:
+            criteria.append(CompletionStopStrings(stop_criterion(self.tokenizer, strings), context.shape[1]))
+        precision = self.mixed_precision_dtype
+        with torch.autocast(self.device.type, dtype=precision, enabled=precision is not None):
+            return self.model.generate(
+                input_ids=context,
+                max_length=max_length,
+                stopping_criteria=criteria,
+                pad_token_id=self.tokenizer.pad_token_id,
+                tokenizer=self.tokenizer,  # for stop strings in the target's generation config
+                **(self.options | generation_kwargs),
+            )
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False):
         """Raise: likelihoods are those of the target, whatever the verifier."""
@@ -147,28 +150,6 @@ class DiversedLM(huggingface.HFLM):
         method = {"method": self.method.label, "definition": self.method.definition, **self.named}
         tasks = {task: {"num_samples": len(stats.per_row)} | stats.to_dict() for task, stats in self.stats.items()}
         return super().get_model_info() | {"hf_diversed": method | {"tasks": tasks}}
-
-    def _log(self, task: str) -> None:
-        if (stats := self.stats.get(task)) is None or not stats.num_rounds:
-            return
-        values = stats.to_dict()
-        logger.info(
-            "%s with %s: acceptance rate %s, block efficiency %s, mean weight %s",
-            task,
-            self.method.label,
-            percent(values["draft_acceptance_rate"]),
-            number(values["mean_acceptance_length"]),
-            number(values["mean_weight"]),
-        )
-
-
-def _stop_criteria(
-    tokenizer: PreTrainedTokenizerBase, stop: list[str], prompt_length: int, batch_size: int
-) -> StoppingCriteriaList:
-    """Return a criterion that ends each row separately, with the arguments of lm-eval's function."""
-    strings = [text for text in stop if text]
-    criteria = [CompletionStopStrings(stop_criterion(tokenizer, strings), prompt_length)] if strings else []
-    return StoppingCriteriaList(criteria)
 
 
 def _method_name(method: str | None, head: str | None, strictness: float | None) -> str:

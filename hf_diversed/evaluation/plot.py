@@ -1,4 +1,4 @@
-"""Plot of evaluation records: quality against acceptance, with 95% intervals.
+"""Plot of evaluation records: quality against acceptance or time, with 95% intervals.
 
 Needs matplotlib (`pip install "hf-diversed[plot]"`). A plot depends only on its records, not on the time, the user's
 matplotlibrc or pyplot.
@@ -43,27 +43,29 @@ def check_format(path: Path) -> str:
 
 
 @matplotlib.style.context(["default", _LOOK])
-def save_plot(records: Sequence[Record], path: Path, made_of: str | None = None) -> None:
+def save_plot(records: Sequence[Record], path: Path, made_of: str | None = None, time: bool = False) -> None:
     """Draw quality against acceptance rate into a file; equal records give equal bytes.
 
     Args:
         path: the suffix is the format. made_of: text for the file's metadata ("Description"; "Subject" of a PDF).
+        time: draw the seconds per answer in place of the acceptance rate; they have no intervals.
 
     Raises:
         ValueError: for another format, or if no method verified draft tokens.
     """
-    kind, figure = check_format(path), draw(records)
+    kind, figure = check_format(path), draw(records, time)
     path.parent.mkdir(parents=True, exist_ok=True)
     described = {} if made_of is None else {"Subject" if kind == "pdf" else "Description": made_of}
     figure.savefig(path, metadata=_METADATA[kind] | described)
 
 
-def draw(records: Sequence[Record]) -> Figure:
+def draw(records: Sequence[Record], time: bool = False) -> Figure:
     """Return the plot. Methods that differ only in their last parameter share a colour and a line."""
+    field, scale = ("seconds_per_sample", 1) if time else ("acceptance_rate", 100)
     families: dict[str, list[tuple[float, Record]]] = {}
     for record in records:
         name, parameter = family(record["method"])
-        if record["acceptance_rate"] is not None:
+        if record[field] is not None:
             families.setdefault(name, []).append((parameter or 0.0, record))
     if not families:
         raise ValueError("there is nothing to draw: no method verified draft tokens; evaluate one, such as lossless.")
@@ -71,21 +73,22 @@ def draw(records: Sequence[Record]) -> Figure:
     axes = figure.add_subplot()
     for (name, members), (colour, marker) in zip(families.items(), cycle(_STYLES)):
         rows = [row for _, row in sorted(members, key=lambda member: member[0])]
-        x, y = ([100 * row[field] for row in rows] for field in ("acceptance_rate", "quality"))
-        across, up = (_distances(rows, field) for field in ("acceptance_rate", "quality"))
+        x, y = [scale * row[field] for row in rows], [100 * row["quality"] for row in rows]
+        across, up = None if time else _distances(rows, field), _distances(rows, "quality")
         axes.errorbar(x, y, up, across, fmt="none", ecolor=colour, elinewidth=0.6, alpha=0.5)
         axes.plot(x, y, color=colour, marker=marker, linewidth=1.0, label=name)
         for parameter, row in members if len(members) > 1 else ():
-            place = 100 * row["acceptance_rate"], 100 * row["quality"]
+            place = scale * row[field], 100 * row["quality"]
             axes.annotate(f"{parameter:g}", place, (3, 3), textcoords="offset points", fontsize=6, color=colour)
-    for row in records:
+    for row in records if not time else ():
         if row["method"] == PLAIN:
             low, high = row["quality_ci"]
             axes.axhspan(100 * low, 100 * high, color="0.92", zorder=0, linewidth=0)
             axes.axhline(100 * row["quality"], color="black", linewidth=0.8, linestyle="--", label="target alone")
     first = records[0]
     axes.set_title(f"{first['task']}, {first['n']} prompts, {setting(first)}, 95% intervals", fontsize=7, loc="left")
-    axes.set_xlabel("acceptance rate, accepted / drafted (%)")
+    seconds = f"seconds per answer, batch size {first.get('batch_size')}"
+    axes.set_xlabel(seconds if time else "acceptance rate, accepted / drafted (%)")
     axes.set_ylabel(f"{first['metric']} (%)")
     figure.legend(loc="outside upper left", ncols=3, fontsize=7)
     return figure

@@ -196,9 +196,9 @@ class MethodTable:
         self.rows = {name: [value for each in rows for value in each[name]] for name in names}
         prompts, num_prompts = np.array(self.rows["prompt"]), results.header["n"]
         self.sums = {
-            name: np.bincount(prompts, np.array(self.rows[name], dtype=np.float64), num_prompts)
-            for name in ("score", "tokens", "cut_off", *COUNTERS)
-            if name in self.rows
+            name: np.bincount(prompts, np.array(values, dtype=np.float64), num_prompts)
+            for name, values in self.rows.items()
+            if name not in ("prompt", "text", "accepted_per_position")
         }
         self.sums["rows"] = np.bincount(prompts, minlength=num_prompts).astype(np.float64)
 

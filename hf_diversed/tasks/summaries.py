@@ -1,21 +1,32 @@
 """Summaries, scored by ROUGE-2: CNN/DailyMail, XSum and SciTLDR (arXiv 2004.15011)."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 from hf_diversed.tasks.base import HubSource, Record, Task, lookup
 
 
+def rouge(completion: str, references: Sequence[str], names: Sequence[str] = ("rouge2",)) -> dict[str, float]:
+    """Return F measures in [0, 1] with stemming, as usual for summarization: the highest over the references.
+
+    Args:
+        names: "rouge1", "rouge2" or "rougeL".
+    """
+    found = [_scorer(tuple(names)).score(reference, completion) for reference in references]
+    return {name: float(max(scores[name].fmeasure for scores in found)) for name in names}
+
+
 def rouge2(completion: str, reference: str) -> float:
-    """Return the F measure of ROUGE-2 in [0, 1] with stemming, as usual for summarization."""
-    return float(_scorer().score(reference, completion)["rouge2"].fmeasure)
+    """Return ROUGE-2, see `rouge`."""
+    return rouge(completion, [reference])["rouge2"]
 
 
-@lru_cache(maxsize=1)
-def _scorer() -> Any:
+@lru_cache
+def _scorer(names: tuple[str, ...]) -> Any:
     from rouge_score.rouge_scorer import RougeScorer
 
-    return RougeScorer(["rouge2"], use_stemmer=True)
+    return RougeScorer(list(names), use_stemmer=True)
 
 
 class CnnDailyMail(Task):
@@ -93,16 +104,16 @@ class SciTldr(Task):
 
     def reference(self, record: Record) -> str:
         """Return the first summary."""
-        return f" {_summaries(record)[0].strip()}"
+        return f" {summaries(record)[0].strip()}"
 
     def score(self, completion: str, record: Record) -> float:
-        text = self.trim(completion)
-        return max(rouge2(text, summary) for summary in _summaries(record))
+        return rouge(self.trim(completion), summaries(record))["rouge2"]
 
 
-def _summaries(record: Record) -> list[str]:
+def summaries(record: Record) -> list[str]:
+    """Return the summaries of a record of SciTLDR."""
     value = lookup(record, "tldr|target")
-    summaries = [value] if isinstance(value, str) else list(value)
-    if not summaries:
+    texts = [value] if isinstance(value, str) else list(value)
+    if not texts:
         raise ValueError("`tldr` of task 'scitldr' must hold at least one summary, got none; drop the record.")
-    return summaries
+    return texts

@@ -1,5 +1,6 @@
-"""`benchmarks/pair.py` on a tiny pair: which prompts are measured, what is pooled, and what is kept."""
+"""`benchmarks/pair.py` on a tiny pair: which prompts are measured, what is pooled, kept and compared."""
 
+import argparse
 import contextlib
 import gzip
 import itertools
@@ -13,8 +14,10 @@ import pytest
 from benchmarks import pair as pair_study
 from hf_diversed import load_demo_pair
 from hf_diversed.evaluation import read_results
+from hf_diversed.files import append_lines
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.tasks import PromptedTask, get_task
+from hf_diversed.tasks.summaries import rouge2
 from hf_diversed.verifiers.names import LOSSLESS, PLAIN
 from hf_diversed.zoo import load_pair
 from tests.tiny import first_layers
@@ -86,8 +89,7 @@ def test_prefill_is_shared_without_a_change(run, tmp_path, monkeypatch, batch_si
     methods, folder = [LOSSLESS, "lenience:0.3", "static:0.5"], tmp_path / "out" / "gsm8k" / "part-0"
     options = ("--methods", ",".join(methods), "--batch-size", batch_size)
     run(*options)
-    # The target and the draft: one prompt to warm up, the longest batch for the estimate, and both single prompts.
-    assert len(forwards) == {"1": 8, "2": 4}[batch_size]
+    assert len(forwards) == {"1": 4, "2": 2}[batch_size]  # of the target and of the draft; the first one warms up
     entries = read_results(folder).entries
     shared = {key: entry["rows"] for key, entry in entries.items()}
     assert len({tuple(entry["rows"]["text"]) for entry in entries.values()}) > 1
@@ -176,22 +178,95 @@ def test_the_target_is_decoded_without_draft_tokens(run, tmp_path):
 
 
 def test_methods_are_timed_beside_the_target(run, tmp_path):
-    """Catches timing that needs options it does not have, a missing method or batch size, and times of packed layers
-    that are reported for others."""
-    options = ["--seconds", "--gammas", "2", "--batch-sizes", "1,2", "--timed-prompts", "2", "--repeats", "1"]
+    """Catches a missing method or batch size, times of another batch or sample, and times of packed layers that are
+    reported for others."""
+    options = ["--seconds", "--gammas", "2", "--batch-sizes", "1,2", "--samples-per-prompt", "2"]
     options += ["--temperature", "0.7", "--top-k", "1"]
     (record,) = run(*options, "--methods", f"{PLAIN},{LOSSLESS}", name="speed-gsm8k-t0.7-k1")["records"]
     assert (record["num_assistant_tokens"], record["top_k"]) == (2, 1)
     methods = [{PLAIN, "upstream", LOSSLESS}, {PLAIN, LOSSLESS}]  # upstream supports batch size 1 only
     assert [set(part["methods"]) for part in record["seconds"]] == methods
-    tokens = [
-        {tuple(turn["tokens"]) for timed in part["methods"].values() for turn in timed["turns"]}
-        for part in record["seconds"]
-    ]
-    assert [len(values) for values in tokens] == [1, 1]  # top-k 1: every method writes the same answers
-    assert [len(values) for (values,) in tokens] == [2, 1]  # batches
+    for part, num_batches in zip(record["seconds"], (2, 1)):
+        for timed in part["methods"].values():
+            assert [len(turn["tokens"]) for turn in timed["turns"]] == [num_batches] * 2
+            assert timed["turns"][0]["tokens"] == part["methods"][PLAIN]["turns"][1]["tokens"]  # top-k 1: same answers
+            rates = [sum(turn["tokens"]) / sum(turn["seconds"]) for turn in timed["turns"]]
+            assert timed["tokens_per_second"] == pytest.approx(sum(rates) / 2)
+            assert 0 < sum(timed["prefill_seconds"]) < sum(timed["turns"][0]["seconds"])
     run(*options, "--no-packed", "--methods", LOSSLESS, name="speed-gsm8k-t0.7-k1")
-    assert len(list((tmp_path / "out").rglob("seconds-1-*.json"))) == 2
+    assert len(list((tmp_path / "out").rglob("seconds-2-1*/batches-0.jsonl"))) == 2
+
+
+def test_summaries_have_more_scores_and_checks():
+    """Catches checks of another answer, three words that count as a repetition, short or known words that count as
+    unknown, and records of another part."""
+    records = [
+        {"abstract": "We sort.", "tldr": ["we sort numbers fast", "sorting"]},
+        {"abstract": "", "tldr": ["x y"]},
+    ]
+    texts = ["We sort numbers fast", "we sort a we sort b", "a b c d e a b c d", "Underminstimate xyz"]
+    rows = {"prompt": [0, 0, 0, 1], "text": texts, "score": [1.0, 0.25, 0.0, 0.0]}
+    pair_study.annotate(rows, records, {"sort", "numbers", "fast"})
+    assert rows["repeated"] == [0, 0, 1, 0]
+    assert rows["unknown_word"] == [0, 0, 0, 1]
+    assert rows["rouge1"][:2] == [1.0, pytest.approx(2 * (2 / 6) * (2 / 4) / (2 / 6 + 2 / 4))]
+    assert rows["rougeL"][3] == 0.0
+    with pytest.raises(ValueError, match="the scores are not those of these records"):
+        pair_study.annotate(rows, records[::-1], set())
+
+
+@pytest.fixture
+def summaries(tmp_path):
+    """Finished batches of two parts of SciTLDR, as `evaluate` writes them, and the arguments of the script."""
+    records = [{"abstract": f"Abstract {n}.", "tldr": [f"one two three four {n}"]} for n in range(800)]
+    (tmp_path / "scitldr").write_text("".join(json.dumps(row) + "\n" for row in records))
+    arguments = argparse.Namespace(
+        data={"scitldr": str(tmp_path / "scitldr")}, output=tmp_path / "out", num_examples=2, parts=2, device="cpu"
+    )
+    arguments.temperature, arguments.top_k, arguments.top_p = 1.0, 0, 1.0
+    accepted = {LOSSLESS: 4, "lenience:0.1": 7, "static:0.7": 6, "static:0.3": 8}
+    texts = {LOSSLESS: "one two", "lenience:0.1": "one two three", "static:0.7": "one two", "static:0.3": "zwei"}
+    for part in range(2):
+        chosen = pair_study.part_records("scitldr", part, arguments)
+        settings = {"samples_per_prompt": 1, "seed": part}
+        header = {"task": "scitldr", "metric": "rouge2", "n": 2, "num_batches": 1, "max_new_tokens": 9}
+        header |= {"target": {"name": "a"}, "draft": {"name": "b"}, "settings": settings}
+        lines = [header, {"provenance": {"time": "2026"}}]
+        for method, text in texts.items():
+            rows = {"prompt": [0, 1], "text": [text, text], "tokens": [4, 4], "cut_off": [False, False]}
+            rows |= {"num_rounds": [2, 2], "num_drafted": [10, 10], "num_accepted": [accepted[method]] * 2}
+            rows |= {"num_rejected": [1, 1], "weight_sum": [0.0, 0.0], "weight_count": [0, 0]}
+            rows |= {"score": [rouge2(text, record["tldr"][0]) for record in chosen]}
+            rows |= {"accepted_per_position": [[2], [2]]}
+            entry = {"method": method, "definition": method, "batch": 0, "sample": 0, "seconds": 1.0, "rows": rows}
+            lines.append(entry)
+        folder = pair_study.part_folder("scitldr", part, arguments)
+        folder.mkdir(parents=True)
+        append_lines(folder / "batches-0.jsonl", lines)
+    return arguments
+
+
+def test_a_report_of_summaries_follows_from_its_copies(summaries, tmp_path):
+    """Catches scores that are lost with the texts, and those of the first part's records for the second."""
+    pair_study.write_report("scitldr", summaries)
+    report = json.loads((tmp_path / "out" / "qwen-coder-scitldr.json").read_text())
+    lenience = next(record for record in report["records"] if record["method"] == "lenience:0.1")
+    assert lenience["rouge1"] == pytest.approx(2 * 3 / 8)  # three words of five
+    assert {record["method"]: record["unknown_word"] for record in report["records"]}["static:0.3"] == 1.0
+    pair_study.copy_batches(tmp_path / "out", tmp_path / "copies", summaries)
+    copies = [read_results(tmp_path / "copies" / "scitldr" / f"part-{part}") for part in range(2)]
+    assert "text" not in copies[1].entries[LOSSLESS, 0, 0]["rows"]
+    computed = [pair_study.without_times(record) for record in pair_study.summarize_parts(copies)]
+    assert json.loads(json.dumps(computed)) == report["records"]
+
+
+def test_quality_is_compared_at_equal_acceptance(summaries):
+    """Catches a comparison with the nearest fixed weight, and with weights that accept less or more only."""
+    parts = [read_results(pair_study.part_folder("scitldr", part, summaries)) for part in range(2)]
+    (found,) = pair_study.at_equal_acceptance(parts)  # lossless accepts less than both weights
+    two, three = rouge2("one two", "one two three four 1"), rouge2("one two three", "one two three four 1")
+    assert (found["method"], found["minus"], found["n"]) == ("lenience:0.1", "static", 4)
+    assert found["quality"] == pytest.approx(three - (two + 0.0) / 2)
 
 
 def test_truncated_samples_have_their_own_file(run, tmp_path):

@@ -46,7 +46,8 @@ def test_synthetic_rates_are_conditional_and_the_verifier_still_runs(verifier):
 
 
 def test_records(run):
-    """Catches missing methods, upstream at an unsupported batch size, and ratios to another method."""
+    """Catches missing methods, upstream at an unsupported batch size, ratios to another method, and rounds that are
+    tokens."""
     methods = ["target", "upstream", "upstream:0.7", "lossless", "static:0.7"]
     report = run(f"--methods {','.join(methods)} --batch-sizes 1,3")
     places = {(row["method"], row["batch_size"]) for row in report["records"]}
@@ -57,6 +58,12 @@ def test_records(run):
     assert lossless["ratios"]["upstream"]["ms_per_round"]["median"] > 0
     assert static["num_assistant_tokens"] == 3
     assert 1 <= static["block_efficiency"] <= 4
+    upstream = record(report, "upstream")
+    num_rounds = upstream["seconds"]["median"] / upstream["ms_per_round"]["median"] * 1e3
+    assert 16 / 4 <= num_rounds < 16  # 16 new tokens, at most 4 per round
+    assert sum(upstream["shares"].values()) == pytest.approx(1.0)
+    assert min(upstream["shares"].values()) > 0
+    assert record(report, "target")["shares"]["draft"] == 0
     assert record(report, "target")["num_assistant_tokens"] is None
     assert report["provenance"]["benchmark"]["batch_sizes"] == [1, 3]
 

@@ -2,13 +2,12 @@
 
 import json
 import shutil
-from unittest.mock import Mock
 
 import pytest
 
 from hf_diversed import load_demo_pair
 from hf_diversed.zoo import embedded_head
-from tests.commands import refused, run, succeed
+from tests.commands import run, succeed
 
 
 @pytest.fixture
@@ -52,12 +51,3 @@ def test_a_failure_changes_nothing(head):
     assert json.loads(result.stdout)["strictness"] is None
     assert "No strictness was found for a drop of 0.01, so the head is unchanged." in result.stderr
     assert (head / "config.json").read_bytes() == before
-
-
-def test_samples_per_prompt(head, monkeypatch):
-    """Catches another default at temperature 0, where completions of a prompt are identical, or above."""
-    mock = Mock(side_effect=ValueError("stopped"))
-    monkeypatch.setattr("hf_diversed.evaluation.calibration.calibrate", mock)
-    for temperature, samples in (("0", 1), ("1", 2)):
-        refused("stopped", "calibrate", head, "--num-examples", "2", "--temperature", temperature)
-        assert mock.call_args.args[4].samples_per_prompt == samples

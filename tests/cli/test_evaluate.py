@@ -20,7 +20,7 @@ def test_table_files_and_plot(tmp_path):
     assert "Temperature 1, 5 draft tokens per round" in result.stdout
     assert "\nstatic:0.5" in result.stdout
     assert "batch 16" in result.stdout
-    assert "2 calls, at most about" in result.stderr
+    assert "math at temperature 1: 100%" in result.stderr
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     report = json.loads((output / "evaluation.json").read_text())
     assert [row["method"] for row in report["records"]] == ["target", "static:0.5"]

@@ -3,12 +3,11 @@
 import json
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 
-from hf_diversed import DiversedHead, DiversedHeadConfig, attach
+from hf_diversed import DiversedHead, DiversedHeadConfig
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results, summarize
 from hf_diversed.evaluation.decoder import Method, plan_batches
 from hf_diversed.files import append_lines
@@ -118,6 +117,14 @@ def test_records_contain_the_calls_statistics(whole):
     assert by_name["static:0.5"]["mean_weight"] == pytest.approx(0.5)
 
 
+def test_each_method_is_in_turn_the_first(whole):
+    """Catches one method that always runs first, and a batch that not all methods decode before the next one."""
+    calls = list(read_results(whole[1]).entries)
+    groups = [calls[start : start + len(METHODS)] for start in range(0, len(calls), len(METHODS))]
+    assert [len({call[1:] for call in group}) for group in groups] == [1] * 4
+    assert [group[0][0] for group in groups] == METHODS[:4]
+
+
 def test_without_plain_decoding(whole):
     """Catches a missing reference method."""
     records = summarize(read_results(whole[1]), ["lossless", "diversed"])
@@ -214,17 +221,6 @@ def test_another_verifier_under_one_label_is_refused(pair, tmp_path):
         evaluate(pair, LetterTask(), examples(4), [method], settings(), output=tmp_path)
 
 
-def test_a_broken_line_is_named(pair, tmp_path):
-    """Catches a damaged file that is treated as one with an incomplete last line."""
-    evaluate(pair, LetterTask(), examples(4), ["target"], settings(), output=tmp_path)
-    path = tmp_path / "batches-0.jsonl"
-    path.write_text(path.read_text().replace('"batch": 1', '"batch" 1'))
-    with pytest.raises(ValueError, match=r"batches-0.jsonl, line 4"):
-        read_results(tmp_path)
-    with pytest.raises(ValueError, match="contains no results"):
-        read_results(tmp_path / "elsewhere")
-
-
 @pytest.mark.parametrize(("stop_strings", "pad_is_eos"), [([], True), (["q", "Z"], False)])
 def test_greedy_lossless_is_plain_decoding(pair, tmp_path, stop_strings, pad_is_eos):
     """Catches lengths that count padding or omit the EOS, in plain decoding."""
@@ -288,11 +284,6 @@ def test_prompts_beyond_learned_positions_are_refused(architecture, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_attached_draft_model_is_refused_for_plain_decoding(pair):
-    with attach(pair.target, pair.draft, verifier="static:0.0"), pytest.raises(ValueError, match="leave the block"):
-        evaluate(pair, LetterTask(), examples(4), ["target"], settings())
-
-
 def test_a_head_of_another_pair_is_refused_before_anything_is_written(pair, tmp_path):
     other = DiversedHead(DiversedHeadConfig(16, 32)).eval()
     with pytest.raises(ValueError, match="hidden size 16"):
@@ -313,33 +304,22 @@ def test_calls_that_cannot_work_are_refused(pair, changes, count, words):
         evaluate(pair, LetterTask(), examples(count), ["target"], settings(**changes))
 
 
-HEADER = {"task": "letters", "num_batches": 3, "settings": {"samples_per_prompt": 1}}
-ENTRIES = [{"method": "target", "batch": batch, "sample": 0, "text": f"ä {batch}"} for batch in range(3)]
-
-
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    append_lines(tmp_path / "batches-0.jsonl", [HEADER, *ENTRIES])
-    return tmp_path
-
-
-DAMAGES = {
-    "no text": (b'"batch": 1', b'"batch": \xff', "line 3 is not JSON"),
-    "zeros": (b'"batch": 1', b"\x00" * 10, "line 3 is not JSON"),
-    "no object": (
-        b'{"method": "target", "batch": 2',
-        b'[2]\n{"method": "target", "batch": 2',
-        "line 4 must be a JSON",
-    ),
-    "no entry": (b'"batch": 1', b'"match": 1', "line 3 lacks batch"),
-    "no header": (b'{"task"', b'[]\n{"task"', r"line 1 must be a JSON object, got \[\]"),
-}
-
-
-@pytest.mark.parametrize(("old", "new", "words"), DAMAGES.values(), ids=DAMAGES)
-def test_damage_is_named_with_its_line(folder, old: bytes, new: bytes, words: str):
-    """Catches "'utf-8' codec can't decode byte", or a KeyError, as the only message about a damaged file."""
-    path = folder / "batches-0.jsonl"
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (b'"batch": 1', b'"batch" \xff', "line 3 is not JSON"),
+        (b'"batch": 1', b'"match": 1', "line 3 lacks batch"),
+        (b'{"task"', b'[]\n{"task"', r"line 1 must be a JSON object, got \[\]"),
+    ],
+)
+def test_damage_is_named_with_its_line(tmp_path, old: bytes, new: bytes, words: str):
+    """Catches a KeyError as the only message, and a damaged line that is treated as an incomplete last one."""
+    header = {"task": "letters", "num_batches": 3, "settings": {"samples_per_prompt": 1}}
+    entries = [{"method": "target", "batch": batch, "sample": 0, "text": f"ä {batch}"} for batch in range(3)]
+    path = tmp_path / "batches-0.jsonl"
+    append_lines(path, [header, *entries])
     path.write_bytes(path.read_bytes().replace(old, new))
     with pytest.raises(ValueError, match=rf"batches-0\.jsonl, {words}.*; remove the line"):
-        read_results(folder)
+        read_results(tmp_path)
+    with pytest.raises(ValueError, match="contains no results"):
+        read_results(tmp_path / "elsewhere")

@@ -12,7 +12,7 @@ def record(method: str, acceptance: float | None, quality: float) -> dict:
         **{"method": method, "task": "math", "metric": "accuracy", "n": 100},
         **{"temperature": 1.0, "num_assistant_tokens": 5},
         **{"quality": quality, "quality_ci": [quality - 0.05, quality + 0.03]},
-        **{"acceptance_rate": acceptance, "acceptance_rate_ci": bounds},
+        **{"acceptance_rate": acceptance, "acceptance_rate_ci": bounds, "seconds_per_sample": 2 - quality},
     }
 
 
@@ -39,6 +39,14 @@ def test_quality_against_acceptance():
     assert across[0].round(6).tolist() == [[58, 85], [61, 85]]
     assert up[0].round(6).tolist() == [[60, 80], [60, 88]]
     assert "target alone" not in [line.get_label() for line in draw(RECORDS[1:]).axes[0].lines]
+
+
+def test_quality_against_time():
+    """Catches percent of seconds, and the target as a line without a time."""
+    (axes,) = draw(RECORDS, time=True).axes
+    lines = {line.get_label(): line.get_xydata().round(6).tolist() for line in axes.lines}
+    assert lines["target"] == [[1.14, 86]]
+    assert lines["static"] == [[1.6, 40], [1.4, 60]]
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])

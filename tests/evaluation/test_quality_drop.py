@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from hf_diversed.evaluation.calibration import p_value, paired_drops
+from hf_diversed.evaluation.calibrate import p_value, paired_drops
 
 
 def capital(drops, max_drop: float) -> float:

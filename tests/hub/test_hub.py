@@ -159,7 +159,7 @@ def test_every_way_to_name_a_head(hub, tmp_path):
     assert module_digest(AutoModel.from_pretrained(REPO)) == module_digest(second)
     assert module_digest(DiversedHead.from_pretrained(REPO, revision=commit.oid)) == module_digest(first)
     assert module_digest(load_head(f"{REPO}@v3")) == module_digest(third)
-    DiversedHead.from_pretrained(REPO, cache_dir=tmp_path / "cache", token="hf_mine")
+    DiversedHead.from_pretrained(REPO, cache_dir=tmp_path / "mine", token="hf_mine")
     assert hub.tokens["resolve model.safetensors"] == "Bearer hf_mine"
 
 

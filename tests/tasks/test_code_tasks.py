@@ -106,7 +106,6 @@ def test_isolation_is_disabled_only_on_request(fake: FakeExecution):
     ("name", "changed"),
     [
         ("mbpp", {"test_list": [" "]}),
-        ({"test_list": [" "]}),
         ("humaneval", {"test": ""}),
         ("code", {"answer": "\n"}),
     ],

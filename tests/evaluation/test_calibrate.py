@@ -8,7 +8,7 @@ import torch
 
 from hf_diversed import DiversedHead, DiversedVerifier
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
-from hf_diversed.evaluation.calibration import STRICTNESSES, calibrate, rewards
+from hf_diversed.evaluation.calibrate import STRICTNESSES, calibrate, rewards
 from tests.evaluation.fakes import Interrupted, LetterTask, examples, tiny_pair
 from tests.tiny import calibration, ragged_batch, tiny_head
 
@@ -20,7 +20,7 @@ SMALL, LARGE, STRICT_TO_PERMISSIVE = 0.001, 0.7, (0.9, 0.5, 0.1)
 
 @pytest.fixture(autouse=True)
 def few_strictnesses(monkeypatch):
-    monkeypatch.setattr("hf_diversed.evaluation.calibration.STRICTNESSES", STRICT_TO_PERMISSIVE)
+    monkeypatch.setattr("hf_diversed.evaluation.calibrate.STRICTNESSES", STRICT_TO_PERMISSIVE)
 
 
 def run(pair, folder: Path, task=None, limit=LARGE, head=None, overwrite=False):
@@ -88,9 +88,9 @@ def test_ends_with_the_first_failure(pair, tmp_path):
 def test_the_last_strictness_that_passes_is_chosen(pair, tmp_path, monkeypatch):
     """Catches the strictness that failed, and one that is tested after it."""
     results = iter([0.01, 0.05, 0.06, 0.0])
-    monkeypatch.setattr("hf_diversed.evaluation.calibration.p_value", lambda *_: next(results))
+    monkeypatch.setattr("hf_diversed.evaluation.calibrate.p_value", lambda *_: next(results))
     head = tiny_head()
-    monkeypatch.setattr("hf_diversed.evaluation.calibration.STRICTNESSES", (0.9, 0.7, 0.5, 0.1))
+    monkeypatch.setattr("hf_diversed.evaluation.calibrate.STRICTNESSES", (0.9, 0.7, 0.5, 0.1))
     tested = run(pair, tmp_path, head=head)
     assert [item.p_value for item in tested] == [0.01, 0.05, 0.06]
     assert head.config.strictness == head.config.calibration["strictness"] == 0.7
