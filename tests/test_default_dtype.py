@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 import hf_diversed
 from tests.engines.modes import STATIC, shallow
-from tests.generation.test_verifiers import NAMES, make
+from tests.generation.test_equals_reference import VERIFIERS
 from tests.tiny import SAMPLED, generate, ragged_batch
 from tests.verifier_cases import DISTRIBUTION_CASES, Probs, enumerate_emitted, make_block
 
@@ -27,7 +27,7 @@ LOOKUP = {"assistant_model": None, "prompt_lookup_num_tokens": 3, "no_repeat_ngr
 
 
 every_verifier = pytest.mark.parametrize(
-    ("name", "mode"), [*((name, {}) for name in NAMES), *((name, STATIC) for name in ("lossless", "token-bounds"))]
+    ("name", "mode"), [*((name, {}) for name in VERIFIERS), *((name, STATIC) for name in ("lossless", "token-bounds"))]
 )
 
 
@@ -127,7 +127,7 @@ def test_a_tensor_of_the_default_dtype_is_listed():
 @every_verifier
 def test_no_tensor_takes_the_default_dtype(pair, name, mode):
     """Catches all other ways to the default dtype: lists of floats, and integers or booleans combined with floats."""
-    pair, verifier, flagging = shallow(pair), make(name), Flagging()
+    pair, verifier, flagging = shallow(pair), VERIFIERS[name](), Flagging()
     for settings in supported(verifier):
         with default_dtype(torch.bfloat16), flagging:
             generate(pair, **{"verifier": verifier, "output_token_records": True, **RETURNED, **settings}, **mode)
@@ -137,7 +137,7 @@ def test_no_tensor_takes_the_default_dtype(pair, name, mode):
 @every_verifier
 def test_no_tensor_is_created_on_the_default_device(pair, name, mode):
     """Catches tensors on the default device, such as a GPU, that are combined with those of models on another."""
-    (target, draft), verifier = shallow(pair), make(name)
+    (target, draft), verifier = shallow(pair), VERIFIERS[name]()
     for settings in filter(None, supported(verifier)):  # rows of several temperatures include sampled ones
         call = {**ragged_batch(), **SAMPLED, "assistant_model": draft, "verifier": verifier, **RETURNED}
         call |= {"output_token_records": True, "return_dict_in_generate": True, **settings, **mode}

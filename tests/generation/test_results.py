@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hf_diversed
-from hf_diversed import support
+from hf_diversed import BlockVerifier, PhaseVerifier, StaticEnsembleVerifier, support
 from tests.tiny import Listener, generate, ragged_batch, tiny_head
 
 
@@ -91,6 +91,32 @@ def test_log_probs_of_the_raw_and_the_processed_distribution(pair, mode):
     inputs = {name: values[:1] for name, values in ragged_batch().items()}
     generate(pair, verifier="static:0.5", streamer=stream, **inputs, **mode)
     assert not any(records.raw_p.isnan().any() for records, _ in stream.rounds)
+
+
+def test_lossless_blocks_relax_nothing(pair):
+    """Catches draft tokens that count as relaxed because their acceptance probabilities differ from min(1, p / q)."""
+    relaxed = []
+    for verifier in (BlockVerifier(), BlockVerifier(StaticEnsembleVerifier(0.3))):
+        torch.manual_seed(0)
+        out = generate(pair, verifier=verifier, max_new_tokens=24, output_token_records=True)
+        relaxed.append(out.token_records.relaxed)
+    assert not relaxed[0].any()
+    assert 0 < relaxed[1].sum() < relaxed[1].numel() / 2
+
+
+@pytest.mark.parametrize("output_token_records", [False, True])
+def test_statistics_count_only_what_a_phase_defines(pair, output_token_records):
+    """Catches NaN in a sum where a verifier without weights decided, an invented weight, and statistics that depend on
+    the records."""
+    inputs = ragged_batch()
+    inputs["input_ids"][:2, -1] = 21
+    inside = StaticEnsembleVerifier(0.1, max_bias=1.0, max_ratio=1e9)
+    call = {"verifier": PhaseVerifier(inside, begin=21, end=34), "max_new_tokens": 24, "do_sample": True}
+    torch.manual_seed(0)
+    stats = generate(pair, **inputs, **call, output_token_records=output_token_records).stats
+    assert stats.mean_weight == pytest.approx(0.1)
+    assert 0 < stats.weight_count < stats.num_accepted + stats.num_rejected == stats.tv_count
+    assert stats.bias_count == stats.weight_count
 
 
 def _with_mask(sequences, mask):

@@ -1,0 +1,88 @@
+"""Memory that follows the text, and the precision of probabilities."""
+
+import copy
+import gc
+
+import pytest
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from hf_diversed import cache as ragged_cache
+from hf_diversed.generation import rows
+from tests.engines.modes import STATIC
+from tests.tiny import EOS, generate, ragged_batch, tiny_head
+
+
+@pytest.mark.parametrize("mode", [{}, STATIC])
+def test_memory_that_grows_with_the_text(pair, monkeypatch, rows_left, mode):
+    """Catches ids, positions and masks that are lost where they are enlarged, also after rows have left."""
+    monkeypatch.setattr(rows, "SMALLEST_WIDTH", 1)
+    monkeypatch.setattr(ragged_cache, "_ALIGNMENT", 1)
+    inputs, call = ragged_batch(8), {"max_new_tokens": 50, "do_sample": False}
+    text = pair[0].generate(**inputs, **call)[:, inputs["input_ids"].shape[1] :]
+    call["eos_token_id"] = text[[0, 2, 5], [3, 12, 30]].tolist()
+    ours = generate(pair, verifier="lossless", **inputs, **call, **mode)
+    assert torch.equal(ours.sequences, pair[0].generate(**inputs, **call))
+    assert rows_left or mode  # without compiled rounds of fewer rows, all rows stay
+
+
+class Weighing(LogitsProcessor):
+    """Forces EOS after three tokens, and then records the size of all tensors."""
+
+    size = 0
+
+    def __call__(self, input_ids, scores):
+        if input_ids.shape[1] < 12:
+            return scores
+        if not self.size:
+            tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor]
+            self.size = sum({each.data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
+        return scores.index_fill(1, torch.tensor([EOS]), 1e4)
+
+
+def test_memory_does_not_grow_with_the_limit(pair):
+    """Catches ids, positions or masks for the longest text of a call, which most texts do not reach."""
+    found = []
+    for limit in ({"max_new_tokens": 1000}, {"max_new_tokens": 1_000_000}, {"max_length": 10**30}):
+        call = {**ragged_batch(), "do_sample": False, **limit, "logits_processor": LogitsProcessorList([Weighing()])}
+        gc.collect()
+        ours = pair[0].generate(**call, assistant_model=pair[1], verifier="lossless")
+        assert ours.shape[1] == 13
+        found.append(call["logits_processor"][0].size)
+    assert min(found) > 0
+    assert max(found) - min(found) < 10_000
+
+
+def test_half_precision(pair):
+    """bf16 target and draft model with a float32 head: catches dtypes that are mixed."""
+    target, draft = (copy.deepcopy(model).to(torch.bfloat16) for model in pair)
+    head = tiny_head(features="both")
+    plain = target.generate(**ragged_batch(), max_new_tokens=12, do_sample=False)
+    given = {"diversed_head": head, "diversed_strictness": 1.0, "max_new_tokens": 12}
+    out = generate((target, draft), do_sample=False, **given)
+    assert torch.equal(out.sequences, plain)
+    assert out.stats.num_drafted > 0
+
+
+def test_probabilities_of_half_precision_models(pair):
+    """Catches probabilities that are computed in bfloat16."""
+    models = tuple(copy.deepcopy(model).to(torch.bfloat16) for model in pair)
+    torch.manual_seed(0)
+    returned = {"output_logits": True, "output_token_records": True}
+    out = generate(models, verifier="lossless", max_new_tokens=20, **returned)
+    assert out.logits[0].dtype == torch.float32
+    records, probs = out.token_records, torch.stack(out.logits, dim=1).double().softmax(dim=-1)
+    expected = probs.gather(-1, records.tokens[..., None])[..., 0]
+    for source in range(3):
+        chosen = records.source == source
+        assert chosen.any()
+        torch.testing.assert_close(records.p[chosen].double(), expected[chosen], rtol=1e-4, atol=0.0)
+
+
+@pytest.mark.parametrize("features", ["hidden", "distribution"])
+def test_heads_decode_under_autocast(pair, features):
+    """Catches weights in autocast's dtype, which cannot be mixed with probabilities in float32."""
+    with torch.autocast("cpu", torch.bfloat16):
+        out = generate(pair, do_sample=False, diversed_head=tiny_head(features=features))
+    assert out.stats.num_emitted > 0
+    assert 0 < out.stats.mean_weight < 1
