@@ -86,29 +86,37 @@ def main() -> None:
     logging.disable_progress_bar()
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
-    pair = load_pair(
-        packaged.resolve(arguments.target),
-        packaged.resolve(arguments.draft),
-        arguments.device,
-        dtype=arguments.dtype,
-    )
+    arguments.data = arguments.data or {"humaneval": human_eval(arguments.output)}
+    if arguments.report_only:
+        for task in arguments.data:
+            write_report(task, arguments)
+    elif arguments.seconds:
+        time_methods(load(arguments), arguments)
+    else:
+        measure_parts(load(arguments), arguments)
+    if arguments.copy_batches:
+        copy_batches(arguments.output, arguments.copy_batches, arguments)
+
+
+def load(arguments: argparse.Namespace) -> Pair:
+    """Load the pair, with packed linear layers if `--packed`."""
+    target, draft = packaged.resolve(arguments.target), packaged.resolve(arguments.draft)
+    pair = load_pair(target, draft, arguments.device, dtype=arguments.dtype)
     for model in (pair.target, pair.draft) if arguments.packed else ():
         pack_linear_layers(model)
-    arguments.data = arguments.data or {"humaneval": human_eval(arguments.output)}
-    if arguments.seconds:
-        time_methods(pair, arguments)
-        return
+    return pair
+
+
+def measure_parts(pair: Pair, arguments: argparse.Namespace) -> None:
+    """Evaluate the methods on all parts of all tasks, and write the reports after each part."""
     undrafted = UndraftedTarget(PLAIN, LosslessVerifier())
     methods = [undrafted if method == PLAIN else method for method in arguments.methods]
     for part in range(arguments.parts):
         for task in arguments.data:
-            if not part_records(task, part, arguments):
-                continue
-            with grouped_queries(), shared_prefill(), no_prompt_lookup():
-                measure(pair, task, part, methods, arguments)
-            write_report(task, arguments)
-    if arguments.copy_batches:
-        copy_batches(arguments.output, arguments.copy_batches, arguments)
+            if part_records(task, part, arguments):
+                with grouped_queries(), shared_prefill(), no_prompt_lookup():
+                    measure(pair, task, part, methods, arguments)
+                write_report(task, arguments)
 
 
 def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
@@ -315,8 +323,8 @@ def annotate(rows: dict[str, list[Any]], records: Sequence[dict[str, Any]], voca
     """Add scores and checks of summaries to the rows of a batch, from their texts.
 
     `rouge1` and `rougeL` stand beside the score, which is ROUGE-2. `repeated` is 1 if four words in a row occur twice.
-    `unknown_word` is 1 if a word of four or more letters is in no abstract and no summary of the data: the vocabulary
-    is that of all its records, since it contains no list of English words.
+    `unknown_word` is 1 if a word of four or more letters has a stem that occurs in no abstract and no summary of the
+    data. The data contains no list of English words, so some of these are correct rare words: compare methods.
 
     Args:
         records: of the part, by `prompt`.
@@ -333,7 +341,7 @@ def annotate(rows: dict[str, list[Any]], records: Sequence[dict[str, Any]], voca
         found["rouge1"].append(scores["rouge1"])
         found["rougeL"].append(scores["rougeL"])
         found["repeated"].append(float(len(set(sequences)) < len(sequences)))
-        found["unknown_word"].append(float(any(len(word) > 3 and word not in vocabulary for word in words)))
+        found["unknown_word"].append(float(any(len(word) > 3 and stem(word) not in vocabulary for word in words)))
     if not np.allclose(found["score"], rows["score"]):
         raise ValueError("the scores are not those of these records; pass the --data and --num-examples of the run.")
     rows |= {name: found[name] for name in EXTRA}
@@ -345,14 +353,18 @@ def words_of(text: str) -> list[str]:
 
 
 def vocabulary(path: Path) -> set[str]:
-    """Return the words of all abstracts and summaries in a file of SciTLDR."""
+    """Return the stems of the words of all abstracts and summaries in a file of SciTLDR."""
     records = load_records(get_task("scitldr"), "test", data_file=path)
-    return {
-        word
-        for record in records
-        for text in (SciTldr().prompt(record), *summaries(record))
-        for word in words_of(text)
-    }
+    texts = (text for record in records for text in (SciTldr().prompt(record), *summaries(record)))
+    return {stem(word) for text in texts for word in words_of(text)}
+
+
+@functools.cache
+def stem(word: str) -> str:
+    """Return the stem of an English word."""
+    from nltk.stem.porter import PorterStemmer  # which rouge-score needs
+
+    return PorterStemmer().stem(word)
 
 
 def annotator(name: str, arguments: argparse.Namespace) -> Callable[[dict, int], None]:
@@ -587,6 +599,7 @@ def _arguments() -> argparse.Namespace:
     )
     add("--output", default=Path("build/pair"), type=Path, help="Folder of finished batches and reports.")
     add("--methods", default=SAMPLE, type=parse_methods, help="Methods, in this order; all for those of the study.")
+    add("--report-only", action="store_true", help="Write reports of finished batches, without loading the models.")
     add("--copy-batches", type=Path, help="Also copy finished batches, without completions, to this folder.")
     add("--num-examples", default=16, type=int, help="Prompts per part and task.")
     add("--parts", default=1, type=int, help="Parts of --num-examples prompts each, pooled in the report.")

@@ -57,8 +57,9 @@ def calibrate(
 ) -> None:
     """Find the most permissive strictness of a head for a tolerated quality drop.
 
-    It becomes the head's default, in its configuration. The exit code is 1 if no strictness was found. Finished calls
-    are kept in --output, by default below HEAD/calibration, so that an interrupted run can continue.
+    It becomes the head's default, in its configuration; HEAD/evaluation.json, measured at the earlier default, is
+    removed. The exit code is 1 if no strictness was found. Finished calls are kept in --output, by default below
+    HEAD/calibration, so that an interrupted run can continue.
     """
     from dataclasses import asdict
 
@@ -113,6 +114,7 @@ def calibrate(
         config = json_format.loads((head / "config.json").read_text(encoding="utf-8"))
         values = {name: getattr(loaded.config, name) for name in ("strictness", "calibration")}
         write_json(head / "config.json", config | values)
+        (head / "evaluation.json").unlink(missing_ok=True)  # measured at the earlier default
     strictness = loaded.config.strictness if found else None
     if json:
         print(json_format.dumps({"strictness": strictness, "tested": [asdict(each) for each in tested]}, indent=1))

@@ -97,7 +97,7 @@ def calibrate(
             overwrite=overwrite and not tested,  # later strictness values use the calls of the first
         )
         results = read_results(output)
-        drops = paired_drops(rewards(results, PLAIN), rewards(results, label))
+        drops = rewards(results, PLAIN).mean(axis=1) - rewards(results, label).mean(axis=1)
         drops = drops[np.random.default_rng(settings.seed).permutation(len(drops))]  # a file may be sorted
         (record,) = (record for record in records if record["method"] == label)
         p = p_value(drops, max_quality_drop)
@@ -133,18 +133,6 @@ def rewards(results: Results, label: str) -> np.ndarray:
         if method == label:
             found[entry["rows"]["prompt"], sample] = entry["rows"]["score"]
     return found
-
-
-def paired_drops(reference: np.ndarray, relaxed: np.ndarray) -> np.ndarray:
-    """Return the drop of every prompt, `[P]` in [-1, 1], from rewards `[P, S]` of the target and of relaxed decoding.
-    Raises ValueError if rewards lie outside [0, 1] or belong to different prompts."""
-    rewards = [np.asarray(values, dtype=np.float64) for values in (reference, relaxed)]
-    if any(values.ndim != 2 for values in rewards) or len(rewards[0]) != len(rewards[1]) or not rewards[0].size:
-        raise ValueError(f"rewards must be [prompts, samples] of the same prompts, got {[x.shape for x in rewards]}.")
-    if not all(((values >= 0.0) & (values <= 1.0)).all() for values in rewards):
-        found = [float(bound) for values in rewards for bound in (values.min(), values.max())]
-        raise ValueError(f"rewards must lie in [0, 1], got {min(found)} to {max(found)}; rescale them.")
-    return rewards[0].mean(axis=1) - rewards[1].mean(axis=1)
 
 
 def p_value(drops: np.ndarray, max_quality_drop: float) -> float:

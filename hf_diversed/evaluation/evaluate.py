@@ -6,7 +6,7 @@ interrupted evaluation continues from them.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class EvaluationSettings(Sampling):
     """Settings that all methods of an evaluation share, in addition to those of `Sampling`.
 
     Args:
-        stop_strings: set by the task. max_new_tokens: maximum length; None for the task's limit.
+        stop_strings: replaced by those of the task. max_new_tokens: maximum length; None for the task's limit.
         num_examples: use at most this many examples, from the first. samples_per_prompt: completions of each.
         seed: seed of sampling and of the bootstrap.
         add_special_tokens: False for prompts that contain them, such as those of a chat template.
@@ -59,7 +59,7 @@ class EvaluationSettings(Sampling):
         ValueError: for values out of range, or several greedy samples of a prompt.
     """
 
-    max_new_tokens: int | None = None  # type: ignore[assignment]  # replaced in `sampling`
+    max_new_tokens: int | None = None  # type: ignore[assignment]
     num_examples: int = 500
     samples_per_prompt: int = 1
     seed: int = 0
@@ -70,8 +70,6 @@ class EvaluationSettings(Sampling):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_at_least(num_examples=1, samples_per_prompt=1, seed=0)
-        if self.stop_strings:
-            raise ValueError(f"`stop_strings` must be left to the task, got {self.stop_strings!r}.")
         if self.temperature == 0 and self.samples_per_prompt > 1:
             raise ValueError(
                 f"`samples_per_prompt` must be 1 at temperature 0, got {self.samples_per_prompt}: greedy samples of "
@@ -85,12 +83,6 @@ class EvaluationSettings(Sampling):
             for name, value in vars(self).items()
             if name not in ("stop_strings", "num_examples", "progress")
         }
-
-    def sampling(self, stop_strings: Sequence[str], max_new_tokens: int) -> Sampling:
-        """Return sampling settings for a task with these stop strings and this limit."""
-        own = {item.name: getattr(self, item.name) for item in fields(Sampling)}
-        own |= {"stop_strings": tuple(stop_strings), "max_new_tokens": self.max_new_tokens or max_new_tokens}
-        return Sampling(**own)
 
     def call_seed(self, batch: int, sample: int) -> int:
         """Return the seed of one call. It is the same for all methods, and any call can be repeated alone."""
@@ -176,7 +168,8 @@ def evaluate(
     built, examples = build_methods(methods, head, pair.target.device), list(examples)[: settings.num_examples]
     if not examples:
         raise ValueError("`examples` must hold at least one record, got none.")
-    decoder = Decoder(pair, settings.sampling(task.stop_strings, task.max_new_tokens))
+    limit = settings.max_new_tokens or task.max_new_tokens
+    decoder = Decoder(pair, replace(settings, stop_strings=tuple(task.stop_strings), max_new_tokens=limit))
     texts = [task.prompt(example) for example in examples]
     prompts = encode(pair.tokenizer, texts, settings.add_special_tokens)
     decoder.check_prompts(prompts)

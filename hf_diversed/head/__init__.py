@@ -3,8 +3,7 @@
 from transformers import AutoConfig, AutoModel
 
 from hf_diversed.head.configuration_diversed import LOOKED_UP, DiversedHeadConfig
-from hf_diversed.head.loading import load_head
-from hf_diversed.head.modeling_diversed import DiversedHead
+from hf_diversed.head.modeling_diversed import DiversedHead, load_head
 
 
 AutoConfig.register(DiversedHeadConfig.model_type, DiversedHeadConfig, exist_ok=True)

@@ -3,8 +3,10 @@
 import math
 import os
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from hf_diversed.head.configuration_diversed import DiversedHeadConfig
 
 
 _LEAST_STD = 1e-3  # lower bound, so that almost constant inputs are not amplified
+_LOADING = Lock()
 
 
 class DiversedHead(PreTrainedModel):
@@ -83,16 +86,12 @@ class DiversedHead(PreTrainedModel):
             raise FileNotFoundError(f"folder {name} does not exist.")
         kwargs |= {"use_safetensors": True, "ignore_mismatched_sizes": True}  # mismatches are reported below
         head, info = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
-        problems = [
-            *(f"{key} is missing" for key in sorted(info["missing_keys"])),
-            *(f"{key} is unexpected" for key in sorted(info["unexpected_keys"])),
-            *(
-                f"{key} has shape {tuple(found)}, must be {tuple(expected)}"
-                for key, found, expected in sorted(info["mismatched_keys"])
-            ),
-        ]
-        if problems:
-            raise ValueError(f"the weights of {name} do not match its configuration: {'; '.join(problems)}.")
+        other_shapes = (key for key, *_ in info["mismatched_keys"])
+        if wrong := sorted([*info["missing_keys"], *info["unexpected_keys"], *other_shapes]):
+            raise ValueError(
+                f"the weights of {name} do not match its configuration: {', '.join(wrong)} are missing or "
+                "unexpected, or have another shape."
+            )
         for values in (*head.parameters(), *head.buffers()):
             values.data = values.data.clone()  # not in the mapped file, which may be written again
         return (head, info) if output_loading_info else head
@@ -201,17 +200,6 @@ class DiversedHead(PreTrainedModel):
         self.input_mean.copy_(values.mean(dim=0))
         self.input_std.copy_(values.std(dim=0, correction=0).clamp_min(_LEAST_STD))
 
-    def empty_inputs(self) -> dict[str, torch.Tensor]:
-        """Return arguments of `forward` for no positions, with shapes `[0, ...]`."""
-        config, shapes = self.config, dict[str, tuple[int, ...]]()
-        if self.needs_hidden_states:
-            shapes |= {"target_hidden": (config.target_hidden_size,), "draft_hidden": (config.draft_hidden_size,)}
-        if self.needs_distributions:
-            shapes["features"] = (NUM_DISTRIBUTION_FEATURES,)
-        if self.needs_token:
-            shapes["token"] = (NUM_TOKEN_FEATURES,)
-        return {name: self.out.weight.new_zeros(0, *shape) for name, shape in shapes.items()}
-
     def concatenate(self, token: torch.Tensor | None = None, **inputs: torch.Tensor | None) -> torch.Tensor:
         """Return the inputs of `forward` as one vector per position, float32 `[..., width]`, not standardized."""
         values = self._values(**inputs)
@@ -229,13 +217,10 @@ class DiversedHead(PreTrainedModel):
             lenience: in (0, 1]. slope: above 0, in nats of the logit per nat of log p/q.
 
         Raises:
-            ValueError: if the head has no token features, or a hidden layer of one unit.
+            ValueError: if the head has no token features.
         """
-        if not self.needs_token or (self.dense is not None and len(self.dense.weight) < 2):
-            raise ValueError(
-                "start_lenient needs a head with token_features=True and, if it is an mlp, at least two units; got "
-                f"token_features={self.needs_token}, intermediate_size={self.config.intermediate_size}."
-            )
+        if not self.needs_token:
+            raise ValueError("start_lenient needs a head with token_features=True.")
         column = LOG_RATIO - NUM_TOKEN_FEATURES
         mean, std = float(self.input_mean[column]), float(self.input_std[column])
         nn.init.zeros_(self.out.weight)
@@ -287,3 +272,28 @@ class DiversedHead(PreTrainedModel):
             kind = f"features={self.config.features!r}" + (", token_features=True" if self.needs_token else "")
             raise ValueError(f"{name} must have width {width} for {kind}, got {actual}.")
         return values.to(device=self.out.weight.device, dtype=torch.float32)
+
+
+def load_head(name: str, device: torch.device | str | None = None, **hub: Any) -> DiversedHead:
+    """Load a head by name, for `diversed_head="org/head-mbpp"`. The last eight are cached; a folder is read again once
+    its files change.
+
+    Args:
+        name: folder, "org/name" or "org/name@revision". device: None for the CPU.
+        hub: options of the download, as in `from_pretrained`.
+    """
+    changed: tuple[int, ...] = ()
+    revision = None
+    if os.path.isdir(name):
+        files = (Path(name) / file for file in ("config.json", "model.safetensors"))
+        changed = tuple(file.stat().st_mtime_ns for file in files if file.is_file())
+    else:
+        name, _, revision = name.partition("@")
+    # transformers replaces global functions while it loads, and the cached head may be trained later.
+    with _LOADING, torch.inference_mode(False):
+        return _load(name, revision or None, str(device or "cpu"), changed, **hub)
+
+
+@lru_cache(maxsize=8)
+def _load(name: str, revision: str | None, device: str, changed: tuple[int, ...], **hub: Any) -> DiversedHead:
+    return DiversedHead.from_pretrained(name, revision=revision, **hub).to(device).eval()

@@ -124,8 +124,8 @@ class DiversedTrainer(Trainer):
             batch_size=args.generation_batch_size,
             stop_strings=tuple(stop_strings),
         )
-        shown = not args.disable_tqdm and args.process_index == 0
-        self.sampler = Sampler(Pair(target, draft, tokenizer), settings, progress=shown)
+        progress = not args.disable_tqdm and args.process_index == 0
+        self.sampler = Sampler(Pair(target, draft, tokenizer), settings, progress)
         self.acceptance_model = TokenAcceptance() if head.needs_token else MixtureAcceptance()
         self.constraint = (
             Constraint(args.max_quality_drop, args.acceptance_coef_init) if args.acceptance_coef is None else None
@@ -154,11 +154,7 @@ class DiversedTrainer(Trainer):
     # Rollouts and updates
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs):
-        """Train the head. Arguments are those of `Trainer.train`.
-
-        Raises:
-            ValueError: if a reward returns invalid values, or a batch of rollouts has no draft tokens.
-        """
+        """Train the head. Arguments are those of `Trainer.train`."""
         self._step_of_head = None
         output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
@@ -279,8 +275,7 @@ class DiversedTrainer(Trainer):
         if not rewards:
             raise ValueError("every reward of a batch of rollouts is None; check the reward functions.")
         metrics = {"acceptance_coef": self.acceptance_coef}
-        drops = _column(facts, "drop")
-        if self.constraint is not None and drops:
+        if self.constraint is not None and (drops := _column(facts, "drop")):
             self.constraint.update(len(drops), _mean(drops), _mean(_column(facts, "accepted_share")))
             metrics["quality_drop"] = self.constraint.drop
             metrics["acceptance_coef"] = self.constraint.coef
@@ -318,10 +313,10 @@ class DiversedTrainer(Trainer):
         rows = list(self.eval_dataset if eval_dataset is None else eval_dataset)
         local = rows[self.args.process_index :: self.args.world_size]
         self._measure_references(local)
-        prompts, seed = [row["prompt"] for row in local], self._seed("evaluation", 0)
         facts: list[Facts] = []
         if local:  # not if there are more devices than rows
-            size = self.args.per_device_eval_batch_size
+            prompts, size = [row["prompt"] for row in local], self.args.per_device_eval_batch_size
+            seed = self._seed("evaluation", 0)
             facts = self._facts(local, self.sampler.relaxed(prompts, self.model, seed, size, keep_inputs=False))
         facts = gather_object(facts)
         metrics = {"reward": _mean(_column(facts, "reward"))} | _rates(facts)
@@ -403,10 +398,7 @@ class DiversedTrainer(Trainer):
         revision: str | None = None,
         **kwargs,
     ) -> CommitInfo | None:
-        """Publish the head with its training record in one commit; the first process returns it.
-
-        `blocking` has no effect, as a head is small. `kwargs` are those of `DiversedHead.push_to_hub`.
-        """
+        """Publish the head with its training record in one commit; `kwargs` as in `DiversedHead.push_to_hub`."""
         args = self.args
         self.save_model(_internal_call=True)
         if not self.is_world_process_zero():

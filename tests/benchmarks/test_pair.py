@@ -75,8 +75,8 @@ def test_parts_are_pooled_and_kept(run, tmp_path, monkeypatch):
     assert [header["n"] for header in report["provenance"]["evaluations"]] == [4]
     assert len(report["provenance"]["sessions"]) == 4  # two for each part
     files[1].write_text(files[1].read_text().replace('"dtype": "float32"', '"dtype": "float64"'))
-    monkeypatch.setattr(pair_study, "measure", lambda *_: None)  # the stored dtype differs from the pair's
-    report = run("--methods", f"{PLAIN},{LOSSLESS}", "--parts", "2")
+    monkeypatch.setattr(pair_study, "load", lambda _: pytest.fail("the models are loaded"))
+    report = run("--report-only", "--parts", "2")
     headers = [(header["n"], header["target"]["dtype"]) for header in report["provenance"]["evaluations"]]
     assert headers == [(2, "float32"), (2, "float64")]
 
@@ -206,7 +206,7 @@ def test_summaries_have_more_scores_and_checks():
     ]
     texts = ["We sort numbers fast", "we sort a we sort b", "a b c d e a b c d", "Underminstimate xyz"]
     rows = {"prompt": [0, 0, 0, 1], "text": texts, "score": [1.0, 0.25, 0.0, 0.0]}
-    pair_study.annotate(rows, records, {"sort", "numbers", "fast"})
+    pair_study.annotate(rows, records, {"sort", "number", "fast"})
     assert rows["repeated"] == [0, 0, 1, 0]
     assert rows["unknown_word"] == [0, 0, 0, 1]
     assert rows["rouge1"][:2] == [1.0, pytest.approx(2 * (2 / 6) * (2 / 4) / (2 / 6 + 2 / 4))]

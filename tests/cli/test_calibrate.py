@@ -20,12 +20,14 @@ SHORT = ("--num-examples", "8", "--samples-per-prompt", "1", "--max-new-tokens",
 
 
 def test_writes_what_generate_uses(head):
-    """Catches a result that is not saved, other settings or weights that change, and a card that is overwritten.
+    """Catches a result that is not saved, other settings or weights that change, a card that is overwritten, and
+    figures at the earlier strictness that would be published.
 
     Four tokens contain no answer, so no strictness has a drop; eight prompts suffice for a limit of 0.9.
     """
     before, weights = json.loads((head / "config.json").read_text()), (head / "model.safetensors").read_bytes()
     (head / "README.md").write_text("my card")
+    (head / "evaluation.json").write_text("{}")
     options = ("--max-quality-drop", "0.9", "--confidence", "0.9")
     result = succeed("calibrate", head, *SHORT, *options)  # the task is the head's
     assert "The head's default strictness is now 0.05: a drop of at most 0.9" in result.stderr
@@ -34,6 +36,7 @@ def test_writes_what_generate_uses(head):
     assert after == before | {"calibration": found, "strictness": 0.05}
     assert (found["max_quality_drop"], found["strictness"], found["num_prompts"]) == (0.9, 0.05, 8)
     assert (head / "README.md").read_text() == "my card"
+    assert not (head / "evaluation.json").exists()
     assert (head / "model.safetensors").read_bytes() == weights
     pair = load_demo_pair()
     inputs = pair.tokenizer("Question: 1 + 1?", return_tensors="pt")

@@ -215,17 +215,6 @@ def test_values_out_of_range(changes, words):
         EvaluationSettings(**changes)
 
 
-def test_an_evaluation_samples_with_its_settings():
-    """Catches a field of `Sampling` that an evaluation ignores, and a task's limits that override given ones."""
-    asked = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "num_assistant_tokens": 2, "batch_size": 7}
-    expected = Sampling(**asked, max_new_tokens=11, stop_strings=("x",))
-    assert {item.name for item in dataclasses.fields(Sampling)} == {*asked, "max_new_tokens", "stop_strings"}
-    assert EvaluationSettings(**asked).sampling(["x"], 11) == expected
-    assert EvaluationSettings(**asked, max_new_tokens=11).sampling(["x"], 99) == expected
-    with pytest.raises(ValueError, match="`stop_strings` must be left to the task"):
-        EvaluationSettings(stop_strings=("x",))
-
-
 @pytest.mark.parametrize(
     ("specs", "words"),
     [

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from hf_diversed.evaluation.calibrate import p_value, paired_drops
+from hf_diversed.evaluation.calibrate import p_value
 
 
 def capital(drops, max_drop: float) -> float:
@@ -63,7 +63,7 @@ def test_calibrations_have_the_stated_confidence():
         measured = []
         for drop in true_drops:
             relaxed = (generator.random((400, 2)) < skill) & (generator.random((400, 1)) >= drop / 0.75)
-            measured.append(paired_drops(reference, relaxed))
+            measured.append(reference.mean(axis=1) - relaxed.mean(axis=1))
         passed = num_passed(measured, max_drop)
         wrong += passed > 2
         useful += passed > 0
@@ -78,11 +78,6 @@ def test_calibrations_have_the_stated_confidence():
         (lambda: p_value(np.array([]), 0.1), "`drops` must be at least one value"),
         (lambda: p_value(np.array([math.nan]), 0.1), "`drops` must be"),
         (lambda: p_value(np.array([0.0]), 0.0), "`max_quality_drop` must lie between 0 and 1, got 0.0"),
-        (
-            lambda: paired_drops(np.zeros((2, 1)), np.full((2, 1), 1.5)),
-            r"rewards must lie in \[0, 1\], got 0.0 to 1.5",
-        ),
-        (lambda: paired_drops(np.zeros((2, 1)), np.zeros((3, 1))), "of the same prompts"),
     ],
 )
 def test_refusals(call, words):

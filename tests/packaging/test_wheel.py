@@ -93,5 +93,5 @@ def test_installed_package_works(wheel, tmp_path, capsys):
     offline = tmp_path / "offline.py"
     offline.write_text(next(snippet for snippet in snippets if "load_demo_pair" in snippet))
     assert "accepted" in run(python, offline, cwd=tmp_path, HF_HUB_OFFLINE="1")
-    short = ("--num-examples", 2, "--max-new-tokens", 32, "--no-compile")
+    short = ("--num-examples", 2, "--max-new-tokens", 32)
     assert "diversed" in run(home / "bin" / "hf-diversed", "demo", *short, cwd=tmp_path, HF_HUB_OFFLINE="1")
