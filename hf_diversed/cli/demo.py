@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from hf_diversed.cli.options import Debug, Device, Dtype, Json, Seed, Temperature, console, notes
+from hf_diversed.cli.options import Debug, Device, Dtype, Json, Seed, Temperature, console
 
 
 if TYPE_CHECKING:
@@ -77,8 +76,6 @@ def demo(
     methods = [*build_methods(["target"]), Method("transformers", upstream=True)]
     methods += [*build_methods(["lossless", "static:0.3", "lenience:0.05"]), diversed]
     rows = [Row(method) for method in methods]
-    for row in rows:  # warm up
-        decoder(row.method, encoded[:1], seed, max_new_tokens=8)
     _measure(decoder, rows, encoded, seed, repeats)
     right = [sum(task.score_batch(row.texts, records)) for row in rows]
     if json:
@@ -104,25 +101,27 @@ def _measure(decoder: "Decoder", rows: list[Row], encoded: Sequence[list[int]], 
 
     A call's seed depends only on the index of its prompt, so every repeat draws the same tokens.
     """
+    from hf_diversed.evaluation.decoder import Call, decode_calls, warm_up
     from hf_diversed.outputs import SpeculativeStats
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=notes, transient=True) as progress:
-        task = progress.add_task("decoding", total=repeats * len(encoded) * len(rows))
-        for repeat in range(repeats):
-            for row in rows:
-                row.seconds.append(0.0)
-            for index, prompt in enumerate(encoded):
-                for row in rows:
-                    decoded = decoder(row.method, [prompt], seed + index)
-                    progress.advance(task)
-                    row.seconds[-1] += decoded.seconds
-                    if repeat == 0:
-                        row.num_tokens += len(decoded.tokens[0])
-                        row.texts.append(decoder.text(decoded.tokens[0]))
-                        if decoded.stats is not None:
-                            row.stats = row.stats or SpeculativeStats()
-                            row.stats.add(decoded.stats)
+    calls = [
+        Call(decoder, row.method, [prompt], seed + index, (repeat, row))
+        for repeat in range(repeats)
+        for index, prompt in enumerate(encoded)
+        for row in rows
+    ]
+    warm_up(calls, max_new_tokens=8)
+    for row in rows:
+        row.seconds = [0.0] * repeats
+    for call, decoded in decode_calls(calls, "decoding"):
+        repeat, row = call.key
+        row.seconds[repeat] += decoded.seconds
+        if repeat == 0:
+            row.num_tokens += len(decoded.tokens[0])
+            row.texts.append(decoder.text(decoded.tokens[0]))
+            if decoded.stats is not None:
+                row.stats = row.stats or SpeculativeStats()
+                row.stats.add(decoded.stats)
 
 
 def _speedup(rows: list[Row], row: Row) -> float:
