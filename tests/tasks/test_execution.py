@@ -30,10 +30,6 @@ PASSING = {
     "asserts as in MBPP": (SQUARE, TESTS),
     "a check as in HumanEval": (SQUARE, CHECK),
     "classes of the program": (NODE, "a = Node(1)\na.next = Node(2)\nassert total(a) == 3"),
-    "a name of a builtin": ("def sum(a, b): return a * b", "assert sum(3, 4) == 12"),
-    "an import of the program": ("import math\ndef f(x): return math.sqrt(x)", "assert f(4) == math.sqrt(4)"),
-    "an argument that is changed": ("def f(x): x.sort()", "x = [2, 1]\nf(x)\nassert x == [1, 2]"),
-    "an expected error": ("def f(x): raise KeyError(x)", "try:\n    f(1)\n    assert False\nexcept KeyError: pass"),
     "a helper of the tests": (
         "def g(x): return x + 1\ndef f(x): return g(x)",
         "def g(x): return x\nassert f(1) == 2 and g(1) == 1",
@@ -44,36 +40,19 @@ PASSING = {
         "assert ok",
     ),
     "files": ("open('a', 'w').write('b')\ndef f(): return open('a').read()", "assert f() == 'b'"),
-    "threads": (
-        "from threading import Thread\nfound = []\n"
-        "threads = [Thread(target=found.append, args=(1,)) for _ in range(4)]\n"
-        "for thread in threads: thread.start()\nfor thread in threads: thread.join()",
-        "assert len(found) == 4",
-    ),
     "text that is no ASCII": (
         "print('\u00e9' * 100_000)\ndef f(): return '\U0001f600'",
         "assert f() == '\\U0001f600'",
     ),
-    "many definitions": (
-        "\n".join(f"name_{number:06d} = 1" for number in range(12_000)),
-        "\n".join(f"assert name_{number:06d} == 1" for number in range(12_000)),
-    ),
 }
 FAILING = {
     "a wrong value": ("def f(x): return 2 * x", TESTS),
-    "a wrong value of HumanEval": ("def f(x): return 2 * x", CHECK),
-    "no definition": ("", TESTS),
-    "no return": ("def f(x): pass", TESTS),
     "an error at the end": (f"{SQUARE}1 / 0", TESTS),
-    "invalid syntax": ("def f(:", TESTS),
     "invalid tests": (SQUARE, "assert f(2) =="),
-    "text that cannot be encoded": (f"{SQUARE}x = '\ud800'", TESTS),
     "a null character": (f"{SQUARE}\0", TESTS),
     "an exit before the tests": (f"{SQUARE}import sys\nsys.exit(0)", TESTS),
-    "an exit in the tests": ("def f(x): raise SystemExit", TESTS),
     "an exit without cleaning up": ("import os\ndef f(x): os._exit(0)", TESTS),
     "an exec": ("import os, sys\ndef f(x): os.execv(sys.executable, ['python', '-c', ''])", TESTS),
-    "a signal": ("import os\nos.kill(os.getpid(), 11)", TESTS),
     "a printed verdict": (
         "import os\nfor fd in range(20):\n    try: os.write(fd, b'passed')\n    except OSError: pass",
         "",
@@ -82,8 +61,6 @@ FAILING = {
     "an endless loop": ("while True: pass", TESTS),
     "endless output": ("import sys\nwhile True: sys.stdout.write('x' * 10**6); sys.stderr.write('y' * 10**6)", TESTS),
     "a giant allocation": ("x = bytearray(8 * 2**30)", ""),
-    "a list without end": ("x = []\nwhile True: x.append(bytes(2**26))", ""),
-    "a recursion without end": ("import sys\nsys.setrecursionlimit(10**9)\ndef f(x): return f(x)", TESTS),
     "a giant file": ("with open('a', 'wb') as file:\n    for _ in range(64): file.write(b'x' * 2**20)", ""),
 }
 

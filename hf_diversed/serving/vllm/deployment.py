@@ -49,7 +49,7 @@ _KEYS = ("verifier", "head", "choices", *SETTINGS)
 
 
 def read_config(additional_config: Any) -> dict[str, Any] | None:
-    """Return the object below "hf_diversed" of `--additional-config`, or None if there is none.
+    """Return the object below "hf_diversed" of `--additional-config`, or None if it is missing.
 
     Raises:
         ValueError: if it is not a JSON object, or holds an unknown key.
