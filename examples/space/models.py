@@ -1,48 +1,37 @@
-"""The available models: how to load each, its example prompts, and its texts on the page."""
+"""The pair of the page, its examples, and the checks of a prompt."""
 
 import os
 import random
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import torch
-from choice import DIVERSED, LENIENT, check_kind
 
-from hf_diversed import DiversedHead, LosslessVerifier
-from hf_diversed.evaluation.decoder import Decoder, Method, Sampling
-from hf_diversed.tasks import get_task, load_records
-from hf_diversed.zoo import LOOKUP, load_pair
+from hf_diversed import DiversedHead, DiversedVerifier, LenientVerifier, LosslessVerifier, Verifier
+from hf_diversed.evaluation.decoder import Decoder, Method, Sampling, encode
+from hf_diversed.tasks import Task, get_task, load_records
+from hf_diversed.zoo import load_pair
 from hf_diversed.zoo.loader import Pair
 
 
-TASKS = [("Math", "math"), ("Summary", "summary"), ("Code", "code")]
-FIRST_SEED = 4  # math: a wrong answer at strictness 0, the right one at 0.5 and 1
-DRAFTED = "Orange words are guesses of the small model that the large one would have discarded."
-LOOKED_UP = "Orange words are guesses copied from the text that the model would have discarded."
-ABOUT_EMBEDDED = """This small pair comes with the library. It answers three kinds of prompt: word problems, news items
-to summarise, and tasks for a Python function. Change the words and numbers of an example. Other prompts are
-refused."""
-ABOUT_LOOKUP = """Draft tokens are copied from the prompt and the answer so far, which costs no forward pass. This
-helps where an answer repeats parts of the prompt: repeating, correcting or rewriting a text."""
-REPEAT = "Repeat the following text word for word:\n\n"
-TEXTS = (
-    "The meeting was moved from Monday to Wednesday, because the room is being painted. Please bring the report with "
-    "you, and tell Anna that she can join by phone.",
-    "Our shop opens at nine in the morning and closes at six in the evening. On Sundays it is closed, and on the last "
-    "Saturday of every month it opens one hour later.",
-    "Take two cups of flour, one cup of sugar and three eggs. Mix the flour with the sugar, add the eggs one by one, "
-    "and stir the dough until it is smooth. Then bake it for forty minutes.",
-    "def total(prices, tax):\n    result = 0\n    for price in prices:\n        result += price * (1 + tax)\n"
-    "    return result",
-    "The river rises in the hills, runs through two lakes and reaches the sea after ninety kilometres. In spring, "
-    "when the snow melts, it often floods the meadows along its banks.",
-    "Dear customer, thank you for your order. We sent it today, and it should be with you within three working days. "
-    "If anything is missing, write to us and we will send it at once.",
-    "A train leaves at 8:15 and arrives at 10:40. The next one leaves at 9:05 and arrives at 11:20, but it does not "
-    "run at weekends. Tickets are cheaper after ten in the morning.",
-    "The old library was built of red brick in a year of drought. Its roof was repaired twice, and its windows were "
-    "replaced after the storm. Today it holds a school of music.",
-)
+LONGEST_PROMPT = 20_000  # characters; longer prompts are refused before they are tokenized
+NUM_EXAMPLES = 200
+# Beginnings and endings of the embedded pair's prompts. The pair was not trained on others.
+KINDS = {"math": ("Question: ", "\nAnswer:"), "summary": ("Article: ", "\nSummary:")}
+ABSTRACT = {
+    "abstract": "Large language models generate text one token at a time, and every token requires a pass over all "
+    "weights. Speculative decoding lets a small model propose several tokens, which the large model verifies in one "
+    "pass. Standard verification keeps the large model's distribution, but it also rejects tokens that would have "
+    "been just as good. We train a small network that decides at each token how strictly to verify, with the quality "
+    "of whole answers as its reward. On summaries, more proposed tokens are kept at the same quality, so that the "
+    "large model runs less often.",
+    "tldr": "A small trained network decides how strictly speculative decoding verifies each token, so that more "
+    "proposed tokens are kept at the same quality.",
+}
+PUBLISHED = ("qwen-coder-1.5b", "qwen-coder-0.5b")  # names of `benchmarks.packaged`
+PUBLISHED_HEAD = Path(__file__).parents[2] / "model_cards" / "qwen2.5-coder-1.5b-0.5b-scitldr"
 
 
 @dataclass(frozen=True)
@@ -50,11 +39,9 @@ class Model:
     """A pair, loaded at its first use; without names it is the embedded pair.
 
     Attributes:
-        label: name on the page. target, draft: Hub ids or folders; the draft may be "lookup".
-        head: Hub id or folder of a head for every task; None for the pair's own heads.
+        target, draft: Hub ids or folders. head: Hub id or folder of a head; None for the pair's own heads.
     """
 
-    label: str
     target: str | None = None
     draft: str | None = None
     head: str | None = None
@@ -63,73 +50,93 @@ class Model:
     def pair(self) -> Pair:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         pair = load_pair(self.target, self.draft, device)
-        if device == "cpu":
-            _warm_up(pair)
-        if self.head is None:
-            return pair
-        return replace(pair, heads={"": DiversedHead.from_pretrained(self.head).to(device).eval()})
+        if self.head is not None:
+            pair = replace(pair, heads={"": DiversedHead.from_pretrained(self.head).to(device).eval()})
+        sampling = Sampling(num_assistant_tokens=5, max_new_tokens=8)  # the first call is slow
+        Decoder(pair, sampling)(Method("warm-up", LosslessVerifier()), [list(range(16))], seed=0)
+        return pair
 
     @property
-    def is_embedded(self) -> bool:
-        return self.target is None
+    def tasks(self) -> list[str]:
+        """Names of the tasks with examples, the default first."""
+        return ["math", "summary"] if self.target is None else ["scitldr"]
 
     @property
-    def masthead(self) -> str:
-        words = LOOKED_UP if self.draft == LOOKUP else DRAFTED
-        return f'<div class="masthead"><h1>Faster answers from a language model</h1><p>{words}</p></div>'
+    def strictness(self) -> float:
+        """The first value of the slider: the head as trained, or a lenience of 0.1."""
+        return 0.5 if self.target is None or self.head is not None else 0.1
 
-    @property
-    def about(self) -> str:
-        """Description of suitable prompts as HTML; empty for other pairs."""
-        words = ABOUT_EMBEDDED if self.is_embedded else ABOUT_LOOKUP if self.draft == LOOKUP else ""
-        return words and f'<p class="hint">{words}</p>'
+    def examples(self, name: str) -> dict[str, Any]:
+        """Return records by prompt; the embedded pair was not trained on them."""
+        task = get_task(name)
+        records = load_records(task, "test", NUM_EXAMPLES) if self.target is None else [ABSTRACT]
+        return {task.prompt(record): record for record in records}
 
-    @property
-    def tasks(self) -> list[tuple[str, str]]:
-        """Labels and names of the tasks with examples, the default first."""
-        return [("Repeat a text", "repeat")] if self.draft == LOOKUP else TASKS
+    def example(self, name: str) -> str:
+        return random.choice(list(self.examples(name)))
 
-    @property
-    def method(self) -> str:
-        """The default method: DIVERSED if there is a head."""
-        return DIVERSED if self.is_embedded or self.head else LENIENT
+    def score(self, name: str, prompt: str, text: str) -> str:
+        """Return the score of an answer to an example as text; empty for other prompts."""
+        record = self.examples(name).get(prompt)
+        if record is None:
+            return ""
+        task: Task = get_task(name)
+        value = task.score(text, record)
+        return f"ROUGE-2 {100 * value:.0f}" if task.metric == "rouge2" else "right" if value else "wrong"
 
-    @property
-    def temperature(self) -> float:
-        """The default temperature: greedy for repeating a text."""
-        return 0.0 if self.draft == LOOKUP else 1.0
+    def verifier(self, name: str, strictness: float) -> Verifier:
+        """Return the relaxed verifier: a head, or without one, lenience with the strictness as its parameter."""
+        if not isinstance(strictness, (int, float)) or not 0 <= strictness <= 1:
+            raise ValueError(f"The strictness must be a number from 0 to 1, got {strictness!r}.")
+        head = self.pair.heads.get(name, self.pair.heads.get(""))
+        return LenientVerifier(max(strictness, 0.01)) if head is None else DiversedVerifier(head, strictness)
 
-    @property
-    def first_example(self) -> str:
-        """The prompt that the page starts with."""
-        return self.example(self.tasks[0][1], FIRST_SEED)
+    def tokenize(self, prompt: str, room: int) -> list[int]:
+        """Return the ids of a prompt, with the chat template if the tokenizer has one.
 
-    def example(self, task: str, seed: int | None = None) -> str:
-        """Return a prompt of a task; for the embedded pair, one that it was not trained on."""
-        seed = random.randrange(10_000) if seed is None else seed
-        if self.draft == LOOKUP:
-            return REPEAT + TEXTS[seed % len(TEXTS)]
-        names = [name for _, name in self.tasks]
-        return load_records(get_task(task if task in names else names[0]), "test", 1, seed)[0]["prompt"]
-
-    def check(self, prompt: str) -> None:
-        """Raise ValueError for prompts of a kind that the model was not trained on."""
-        if self.is_embedded:
-            check_kind(prompt)
-
-
-def _warm_up(pair: Pair) -> None:
-    """Decode a few tokens, because the first calls are slow."""
-    decoder = Decoder(pair, Sampling(num_assistant_tokens=5, max_new_tokens=8))
-    for verifier in (None, LosslessVerifier()):
-        decoder(Method("warm-up", verifier), [list(range(16))], seed=0)
+        Raises:
+            ValueError: if the prompt is empty, too long, or of a kind that the embedded pair was not trained on.
+        """
+        if not isinstance(prompt, str) or not prompt.strip():
+            raise ValueError("The prompt is empty. Write one, or choose an example.")
+        if len(prompt) > LONGEST_PROMPT:
+            raise ValueError(f"The prompt has {len(prompt)} characters; at most {LONGEST_PROMPT} are allowed.")
+        if any("\ud800" <= character <= "\udfff" for character in prompt):
+            raise ValueError("The prompt must be valid Unicode text. Remove lone surrogates, then try again.")
+        text = prompt.strip()
+        if self.target is None and not any(text.startswith(a) and text.endswith(b) for a, b in KINDS.values()):
+            kinds = " or ".join(f'"{begin}... {end.strip()}"' for begin, end in KINDS.values())
+            raise ValueError(f"This small pair answers word problems and summarises news items: write {kinds}.")
+        templated = self.pair.tokenizer.chat_template is not None
+        (ids,) = encode(self.pair.tokenizer, [[{"role": "user", "content": prompt}] if templated else prompt])
+        longest = self.pair.target.config.get_text_config().max_position_embeddings - room
+        if len(ids) > longest:
+            raise ValueError(f"The prompt has {len(ids)} tokens; at most {longest} leave room for the answer.")
+        return ids
 
 
-def find_models() -> list[Model]:
-    """Return the pair of HF_DIVERSED_TARGET, _DRAFT and _HEAD; if unset, the embedded pair."""
+def find_model() -> Model:
+    """Return the pair that the environment names, else the published pair if it is on this machine, else the embedded
+    pair."""
     target, draft, head = (os.environ.get(f"HF_DIVERSED_{name}") for name in ("TARGET", "DRAFT", "HEAD"))
     if (target is None) != (draft is None):
         raise ValueError("HF_DIVERSED_TARGET and HF_DIVERSED_DRAFT must be set together; set both, or neither.")
-    if target is not None:
-        return [Model("Named pair", target, draft, head)]
-    return [Model("Embedded pair", head=head)]
+    if target is None and (folders := _published()):
+        target, draft = map(str, folders)
+        head = head or (str(PUBLISHED_HEAD) if PUBLISHED_HEAD.is_dir() else None)
+    return Model(target, draft, head)
+
+
+def folder_of(name: str) -> Path | None:
+    """Return the folder of a model of `benchmarks.packaged`; None outside of a clone."""
+    try:
+        from benchmarks.packaged import folder
+    except ImportError:
+        return None
+    return folder(name)
+
+
+def _published() -> list[Path]:
+    """Return the folders of the published pair if both are on this machine, else nothing."""
+    folders = [path for path in map(folder_of, PUBLISHED) if path is not None and (path / "config.json").is_file()]
+    return folders if len(folders) == len(PUBLISHED) else []

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from hf_diversed.generation.recording import RoundStreamer
@@ -12,23 +11,18 @@ from hf_diversed.outputs import SOURCES, SpeculativeStats, TokenRecords
 
 @dataclass(frozen=True)
 class Origin:
-    """Description, `rich` style and HTML colour of an origin. Colours are from Okabe and Ito's colour-blind safe
-    palette."""
+    """Description and HTML colour of an origin. Colours are from Okabe and Ito's colour-blind safe palette."""
 
     meaning: str
-    style: str
     color: str
 
 
-RELAXED, TARGET = "relaxed", "target"
+RELAXED = "relaxed"
 ORIGINS = {
-    "draft": Origin("accepted draft", "green", "#009E73"),
-    RELAXED: Origin(
-        "relaxed: a draft token that lossless verification would have rejected", "black on yellow", "#E69F00"
-    ),
-    "residual": Origin("residual: the target's correction", "magenta", "#CC79A7"),
-    "bonus": Origin("bonus: the target's next token", "cyan", "#56B4E9"),
-    TARGET: Origin("decoded by the target alone", "default", "#8A94A6"),
+    "draft": Origin("accepted draft", "#009E73"),
+    RELAXED: Origin("relaxed: lossless verification would have rejected it", "#E69F00"),
+    "residual": Origin("residual: the target's correction", "#CC79A7"),
+    "bonus": Origin("bonus: the target's next token", "#56B4E9"),
 }
 
 
@@ -36,7 +30,7 @@ ORIGINS = {
 class Piece:
     """Text of one token, its key in `ORIGINS`, the weight on the target, and its probabilities under both models.
 
-    Undefined values are None: the weight of a bonus token, and all three values if the target decodes alone.
+    Undefined values are None, such as the weight of a bonus token.
     """
 
     text: str
@@ -68,10 +62,6 @@ class TokenReader:
                 pieces.append(Piece(text, RELAXED if relaxed else SOURCES[source], *values))
         return pieces
 
-    def read_target(self, tokens: torch.Tensor) -> list[Piece]:
-        """Return pieces of tokens that the target decoded alone: long, any shape."""
-        return [Piece(text, TARGET) for token in tokens.flatten().tolist() if (text := self._spell(token))]
-
     def _spell(self, token: int) -> str:
         """Return the text that a token adds; empty until its character is complete."""
         if token in self._special:
@@ -88,27 +78,10 @@ class TokenReader:
 
 
 class PieceStreamer(RoundStreamer):
-    """Passes the pieces and statistics of each round to `on_pieces`.
+    """Passes the pieces and statistics of each round to `on_pieces`."""
 
-    Args:
-        target_alone: whether the target decodes without a draft model; every token then counts as a round.
-    """
-
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        on_pieces: Callable[[list[Piece], SpeculativeStats], None],
-        target_alone: bool = False,
-    ):
-        self._reader = TokenReader(tokenizer)
-        self._on_pieces, self._target_alone = on_pieces, target_alone
-        self._prompt_is_next = True
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, on_pieces: Callable[[list[Piece], SpeculativeStats], None]):
+        self._reader, self._on_pieces = TokenReader(tokenizer), on_pieces
 
     def put_round(self, records: TokenRecords, stats: SpeculativeStats) -> None:
         self._on_pieces(self._reader.read(records), stats)
-
-    def put(self, value: torch.Tensor) -> None:
-        if self._target_alone and not self._prompt_is_next:
-            stats = SpeculativeStats(num_rounds=1, num_emitted=value.numel(), target_forwards=1)
-            self._on_pieces(self._reader.read_target(value), stats)
-        self._prompt_is_next = False
