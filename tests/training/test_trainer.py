@@ -48,14 +48,6 @@ def test_log_has_trl_s_names(done):
         assert all(math.isfinite(value) for value in line.values())
 
 
-def test_the_sampler_gets_the_sampling_settings(tmp_path):
-    """Catches a top_k, top_p or temperature that is not passed to the sampler."""
-    trainer = runs.trainer(tmp_path, top_k=7, top_p=0.8, temperature=0.6)
-    settings = trainer.sampler.settings
-    assert (settings.top_k, settings.top_p, settings.temperature) == (7, 0.8, 0.6)
-    assert trainer.model.config.training_temperature == 0.6
-
-
 # Rewards
 
 
@@ -76,26 +68,19 @@ def test_weighted_sum_of_several_rewards(tmp_path):
     assert trainer.batch["advantage"].tolist() == pytest.approx([1.0, -1.0, 0.0, 0.0] * 2)
 
 
-def test_prompt_without_reward_in_a_constrained_run(tmp_path):
-    """Catches a run that fails for a prompt without a reference reward."""
+@pytest.mark.parametrize("coef", [0.3, None], ids=["fixed", "constrained"])
+def test_the_targets_own_reward_is_subtracted(tmp_path, coef):
+    """Catches a baseline that is added, or missing: in a constrained run, rewards that depend on the prompt only must
+    have no effect; and a run that fails for a prompt without a reference reward."""
 
-    def some(completions, number, **columns):
-        return [None if index == 0 else 1.0 for index in number]
+    def by_prompt(completions, number, **columns):
+        return [None if index == 0 else float(index) for index in number]
 
-    trainer = runs.trained(tmp_path, some, acceptance_coef=None, max_steps=2)
-    assert trainer.references[runs.rows()[0]] is None
-    assert history(trainer, "quality_drop") == [0.0]
-
-
-@pytest.mark.parametrize(("coef", "known"), [(0.3, False), (None, True)], ids=["fixed", "constrained"])
-def test_the_targets_own_reward_is_subtracted(tmp_path, coef, known):
-    """Catches a baseline that is added, or missing: rewards that depend on the prompt only must have no effect."""
-
-    def easy(completions, number, **columns):
-        return [float(index) for index in number]
-
-    trainer = runs.trained(tmp_path, easy, acceptance_coef=coef, max_steps=2)
-    assert bool((trainer.batch["advantage"] == 0.0).all()) == known
+    trainer = runs.trained(tmp_path, by_prompt, acceptance_coef=coef, max_steps=2)
+    assert bool((trainer.batch["advantage"] == 0.0).all()) == (coef is None)
+    if coef is None:
+        assert trainer.references[runs.rows()[0]] is None
+        assert history(trainer, "quality_drop") == [0.0]
 
 
 # What it learns
@@ -184,23 +169,6 @@ def test_evaluation_is_reproducible_and_complete(done):
     assert set(test) == {f"test_{name}" for name in names} | {"epoch"}
 
 
-def test_evaluation_batch_size(tmp_path, monkeypatch):
-    """Catches a batch size without effect, which users lower when memory is short."""
-    trainer = runs.trainer(tmp_path, eval_dataset=runs.rows()[:5], per_device_eval_batch_size=2, max_steps=2)
-    seen, inner = [], trainer.sampler.decoder
-
-    def decode(method, prompts, *rest, **options):
-        seen.append(len(prompts))
-        return inner(method, prompts, *rest, **options)
-
-    decode.text, decode.eos_ids, decode.is_cut_off = inner.text, inner.eos_ids, inner.is_cut_off
-    monkeypatch.setattr(trainer.sampler, "decoder", decode)
-    trainer.evaluate()
-    assert seen == [2, 2, 1]
-    trainer.train()
-    assert seen[3:] == [8]
-
-
 def test_noise_does_not_select_a_head(tmp_path, monkeypatch):
     """Catches a head that is selected for a noisy mean drop."""
     trainer = runs.trainer(tmp_path, eval_dataset=runs.rows()[:4], acceptance_coef=None, max_quality_drop=0.1)
@@ -226,19 +194,17 @@ def test_best_head_is_loaded_at_the_end(done):
     assert all(torch.equal(value, stored[name]) for name, value in trainer.model.state_dict().items())
 
 
-@pytest.mark.parametrize(("metric", "is_warned"), [("objective", True), ("reward", False)])
-def test_warning_if_no_head_is_within_the_limit(tmp_path, monkeypatch, metric, is_warned):
-    """Catches a warning about the drop that reports another metric, such as a reward of 0."""
+def test_warning_if_no_head_is_within_the_limit(tmp_path, monkeypatch):
+    """Catches a head whose drop exceeds the limit on every evaluation, and of which the user learns nothing."""
     warned = []
     monkeypatch.setattr(trainer_module.logger, "warning", warned.append)
-    held_out = {"eval_dataset": runs.rows()[:2], "eval_strategy": "steps", "metric_for_best_model": metric}
+    held_out = {"eval_dataset": runs.rows()[:2], "eval_strategy": "steps"}
     trainer = runs.trainer(tmp_path, runs.zero, acceptance_coef=None, max_steps=2, **held_out)
     evaluate = trainer.evaluate
     monkeypatch.setattr(trainer, "evaluate", lambda **kwargs: evaluate(**kwargs) | {"eval_objective": -0.5})
     trainer.train()
-    found = [line for line in warned if "no head kept the drop" in line]
-    assert len(found) == is_warned
-    assert all("the smallest was 0.5000. Train longer, on more prompts" in line for line in found)
+    (found,) = (line for line in warned if "no head kept the drop" in line)
+    assert "the smallest was 0.5000. Train longer, on more prompts" in found
 
 
 # What it is given
@@ -304,23 +270,19 @@ def test_a_head_of_another_pair_is_an_early_error(tmp_path):
         assert trainer.references.rewards == {}
 
 
-def test_references_are_measured_once(tmp_path):
-    """Catches reference rewards of a row that are measured for every batch of rollouts, or for an evaluation again."""
-    trainer = runs.trainer(tmp_path, acceptance_coef=None, eval_dataset=runs.rows()[:3], max_steps=8)
-    drawn, inner = [], trainer.sampler.lossless
+def test_few_prompts(tmp_path):
+    """Catches a mean, a standard deviation or an order that needs two prompts, reference rewards that are measured for
+    every batch of rollouts or for an evaluation again, and an evaluation in larger batches than asked for."""
+    settings = {"acceptance_coef": None, "eval_strategy": "steps", "per_device_eval_batch_size": 1, "max_steps": 4}
+    trainer = runs.trainer(tmp_path, train_dataset=runs.rows()[:1], eval_dataset=runs.rows()[1:3], **settings)
+    drawn, sizes, inner, decode = [], [], trainer.sampler.lossless, trainer.sampler._decoded
     trainer.sampler.lossless = lambda prompts, seed: drawn.extend(prompts) or inner(prompts, seed)
+    trainer.sampler._decoded = lambda *args, **kwargs: sizes.append(args[3:]) or decode(*args, **kwargs)
     trainer.train()
-    trainer.evaluate()
-    assert len(drawn) == 2 * len(set(drawn)) == 2 * len(trainer.references.rewards)
-
-
-@pytest.mark.parametrize("coef", [0.3, None], ids=["fixed", "constrained"])
-def test_one_prompt(tmp_path, coef):
-    """Catches a mean, a standard deviation or an order that needs two prompts."""
-    rows = runs.rows()[:1]
-    done = runs.trained(tmp_path, train_dataset=rows, eval_dataset=rows, acceptance_coef=coef, eval_strategy="steps")
-    assert done.state.global_step == done.args.max_steps
-    assert all(value == value for line in done.state.log_history for value in line.values())
+    assert trainer.state.global_step == 4
+    assert all(value == value for line in trainer.state.log_history for value in line.values())
+    assert sorted(drawn) == sorted(2 * runs.PROMPTS[:3])
+    assert sizes.count((1,)) == 2  # one per evaluation
 
 
 PROMPTS = {
@@ -346,15 +308,6 @@ def test_runs_that_cannot_start(tmp_path, settings: dict, message: str):
     with pytest.raises(ValueError) as error:
         runs.trainer(tmp_path, **settings)
     assert message in str(error.value)
-
-
-def test_prompt_beyond_the_draft(tmp_path):
-    """Catches a draft model with fewer positions than its target."""
-    target, draft = runs.pair()
-    draft.config.max_position_embeddings = 16
-    rows = runs.rows(["a" * 7])
-    with pytest.raises(ValueError, match="prompt 0 of train_dataset has 8 tokens; at most 6 fit, as the draft has 16"):
-        runs.trainer(tmp_path, models=(target, draft), train_dataset=rows)
 
 
 def test_rollouts_without_use(tmp_path):
