@@ -22,7 +22,7 @@ from hf_diversed.provenance import provenance
 
 
 LIMIT = 500.0  # seconds; below the timeout of `make gpu`
-TESTS = ["tests/engines/test_cuda.py", "tests/generation/test_transfers.py"]
+TESTS = ["tests/generation/test_cuda.py", "tests/generation/test_transfers.py"]
 PAIRS = {
     "llama": ["--target-config", "llama-3.1-8b", "--draft-config", "llama-3.2-1b"],
     "qwen": ["--target-config", "qwen3-8b", "--draft-config", "qwen3-0.6b"],

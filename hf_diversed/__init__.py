@@ -16,8 +16,8 @@ from hf_diversed.generation.hook import attach, diversed_decoding, install_hook,
 
 
 if TYPE_CHECKING:
-    from hf_diversed.engines.compiling import clear_compiled
     from hf_diversed.generation.call import draft_source
+    from hf_diversed.generation.compiling import clear_compiled
     from hf_diversed.generation.recording import RoundStreamer, record_stats
     from hf_diversed.generation.warmup import warmup
     from hf_diversed.head import DiversedHead, DiversedHeadConfig
@@ -78,7 +78,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "hf_diversed.engines.compiling": ("clear_compiled",),
+    "hf_diversed.generation.compiling": ("clear_compiled",),
     "hf_diversed.generation.call": ("draft_source",),
     "hf_diversed.generation.recording": ("RoundStreamer", "record_stats"),
     "hf_diversed.head": ("DiversedHead", "DiversedHeadConfig"),

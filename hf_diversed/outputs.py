@@ -20,13 +20,11 @@ class CompileStats:
     Attributes:
         num_used: number of compiled functions that the call ran.
         num_compiled: number of functions that the call compiled.
-        num_recompiled: number of functions compiled again for the same key because a guard failed; should be 0.
         seconds: duration of the compilation, including first runs.
     """
 
     num_used: int = 0
     num_compiled: int = 0
-    num_recompiled: int = 0
     seconds: float = 0.0
 
     def add(self, other: "CompileStats") -> None:
@@ -50,8 +48,7 @@ class SpeculativeStats:
             without token records, in greedy decoding, and for verifiers that do not compute v.
         num_lossless_rounds: rounds of calls that are known to be lossless; see `is_lossless`.
         per_row: the counters of each row.
-        engine: "eager", "static" (fixed shapes) or "compiled". " (forwards)" is added if only the models' forward
-            passes ran with fixed shapes.
+        engine: "eager", "static" (fixed shapes) or "compiled".
         engine_reason: why a call with `cache_implementation="static"` could not run or be compiled as a whole, else
             empty.
         compile: compilations.

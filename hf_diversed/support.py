@@ -6,7 +6,6 @@
 import functools
 import inspect
 import logging
-import types
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -409,9 +408,13 @@ def weak_key(model: PreTrainedModel) -> nn.Module:
 
     Shallow copies of a model, which `generate` may run, share it. For a view it is that of the original model.
     """
-    embedding = base_model(model).get_input_embeddings()
-    viewed: nn.Module = vars(embedding).get(_VIEWED, embedding)
-    return viewed
+    return viewed(base_model(model).get_input_embeddings())
+
+
+def viewed(module: nn.Module) -> nn.Module:
+    """Return the module that a module of a view was copied from, or the module itself."""
+    original: nn.Module = vars(module).get(_VIEWED, module)
+    return original
 
 
 def _view(module: nn.Module):
@@ -419,7 +422,7 @@ def _view(module: nn.Module):
     twin = module.__class__.__new__(module.__class__)  # `copy.copy` fails for modules that do not support pickling
     twin.__dict__ = module.__dict__.copy()
     twin.__dict__.pop("_compiled_call_impl", None)  # `module.compile()` binds it to the original module
-    twin.__dict__[_VIEWED] = vars(module).get(_VIEWED, module)
+    twin.__dict__[_VIEWED] = viewed(module)
     twin._buffers = module._buffers.copy()  # a forward may register buffers, which belong to the view's attributes
     twin._modules = {name: child and _view(child) for name, child in module._modules.items()}
     twin._forward_hooks, twin._forward_pre_hooks = module._forward_hooks.copy(), module._forward_pre_hooks.copy()
@@ -447,23 +450,6 @@ def _forward_hooks(model: nn.Module) -> list[Callable]:
     return hooks
 
 
-def class_functions(*things: object) -> list[types.FunctionType]:
-    """Return the functions in the classes of objects and in the base classes; of a model those of all its modules.
-
-    `__init__` and `__setstate__` are omitted, because dynamo replaces them in `nn.Module` at the first compilation.
-    """
-    parts = (part for thing in things for part in (thing.modules() if isinstance(thing, nn.Module) else (thing,)))
-    classes = dict.fromkeys(base for kind in dict.fromkeys(map(type, parts)) for base in kind.__mro__)
-    found = []
-    for name, value in [item for kind in classes for item in vars(kind).items()]:
-        if name in ("__init__", "__setstate__"):
-            continue
-        function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
-        if isinstance(function, types.FunctionType):
-            found.append(function)
-    return found
-
-
 def recording_view(model: PreTrainedModel) -> PreTrainedModel:
     """Return a view of a model for forwards with hidden states. Upstream installs hooks for them on the view only.
 
@@ -483,6 +469,8 @@ def cannot_compile(model: PreTrainedModel) -> str | None:
         return "has a forward that was replaced (by torch.compile, or accelerate's device_map)"
     if model is not base_model(model):
         return f"is wrapped in a {type(model).__name__}"
+    if not all(map(is_library_code, _forward_hooks(model))):
+        return "has forward hooks of the user"
     quantizer = getattr(model, "hf_quantizer", None)
     return None if quantizer is None or quantizer.is_compileable else "is quantized in a way that cannot be compiled"
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import hf_diversed
-from tests.engines.modes import STATIC, shallow
+from tests.generation.modes import STATIC, shallow
 from tests.generation.test_equals_reference import VERIFIERS
 from tests.tiny import SAMPLED, generate, ragged_batch
 from tests.verifier_cases import DISTRIBUTION_CASES, Probs, enumerate_emitted, make_block

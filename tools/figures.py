@@ -134,15 +134,8 @@ def _bootstrap(batches: int) -> Bootstrap:
     return Bootstrap(batches)
 
 
-def _compiled(study: str, found: Row) -> Iterator[Figure]:
-    for threads, part in found["by_threads"].items():
-        task = f"{threads} threads"
-        yield from flatten(study, task, "static:0.7", None, part | part["throughput_ratio_by_batch"])
-
-
 _READERS: dict[str, Callable[[str, Row], Iterator[Figure]]] = {
     **{f"qwen-coder-speed-{name}": _speed for name in ("mbpp-t0", "gsm8k-t0", "mbpp-t0.7-k20-p0.8")},
     **{f"qwen-coder-speed-batch8-{suffix}": _speed for suffix in ("t0", "t0.7-k20-p0.8")},
-    "compiled": _compiled,
     "serving-acceptance": _rows("verifier", part="acceptance"),
 }

@@ -20,10 +20,6 @@ from transformers.generation.streamers import BaseStreamer
 
 from hf_diversed import support
 from hf_diversed.blocks import DecodingContext
-from hf_diversed.engines.buffers import gamma_for, size_for
-from hf_diversed.engines.compiling import Compiler, how_to_compile, warn_once, why_untraceable
-from hf_diversed.engines.static import StaticEngine
-from hf_diversed.engines.static_model import StaticModel
 from hf_diversed.generation.candidates import (
     CandidateDrafter,
     build_generators,
@@ -32,6 +28,7 @@ from hf_diversed.generation.candidates import (
     is_point_mass,
 )
 from hf_diversed.generation.checks import CALLS, HEAD_SETTINGS, MODELS, VERIFIERS, refuse
+from hf_diversed.generation.compiling import Compiler, how_to_compile, warn_once
 from hf_diversed.generation.confidence import (
     CONFIDENCE,
     CONSTANT,
@@ -42,13 +39,21 @@ from hf_diversed.generation.confidence import (
     ThresholdRule,
 )
 from hf_diversed.generation.drafting import Drafter, ModelDrafter
-from hf_diversed.generation.loop import EagerEngine
+from hf_diversed.generation.loop import EagerEngine, verify
 from hf_diversed.generation.processing import BlockProcessor, StopTracker, check_processors
 from hf_diversed.generation.prompt_lookup import CopyingDrafter, PromptLookupDrafter
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.recording import Recorder, RoundStreamer
 from hf_diversed.generation.recurrent_model import open_model
 from hf_diversed.generation.rows import RaggedRows
+from hf_diversed.generation.static import (
+    StaticDrafter,
+    StaticModel,
+    StaticVerification,
+    cannot_serve,
+    gamma_for,
+    size_for,
+)
 from hf_diversed.head import DiversedHead, load_head
 from hf_diversed.sampling import RandomSource
 from hf_diversed.verifiers import DiversedVerifier, Verifier, build_verifier
@@ -227,7 +232,7 @@ class Call:
         if self.generation_config.cache_implementation != "static":
             return
         rows = self.batch_size
-        reason = StaticEngine.cannot_serve(self.model, self.draft, self.input_ids.shape[1])
+        reason = cannot_serve(self.model, self.draft, self.input_ids.shape[1])
         if self.source is not None:
             reason = "candidate generators run in eager mode"
         if self.draft is not None and self.generation_config.prompt_lookup_num_tokens is not None:
@@ -235,14 +240,7 @@ class Call:
         if self.keep_rows and size_for(rows) != rows:
             reason = f"a model contains user code, which may index rows, and {rows} rows would be padded"
         if reason is None:
-            config = how_to_compile(self.generation_config, self.model.device)
-            reason = None if config is None else why_untraceable(self.model, self.draft)
-        if reason is None:
-            used = [*self.verifier.components(), *self.logits_processor, *self.stopping_criteria]
-            used += [each for each in (self.random_source, self.streamer) if each is not None]
-            only_library_code = not self.keep_rows and all(map(support.is_library_code, used))
-            checks_every_run = not only_library_code or isinstance(self.streamer, RoundStreamer)
-            self.compiler = Compiler(config, support.base_model(self.model), checks_every_run)
+            self.compiler = Compiler(how_to_compile(self.generation_config, self.model.device), self.model)
         else:
             self.not_static = reason
             warn_once(self.model, f'cache_implementation="static" has no effect: {reason}.')
@@ -329,7 +327,9 @@ class Call:
             )
         if self.draft is None:
             return lookup(num_tokens=self.gamma, max_ngram_size=ngram_size or _LOOKUP_NGRAM)
-        drafter = ModelDrafter(
+        is_together = support.device(self.draft) == self.rows.ids.device
+        has_static_steps = self.compiler is not None and is_together and not self.processor.reads_prefix
+        drafter = (StaticDrafter if has_static_steps else ModelDrafter)(
             self.draft,
             self.rows,
             self.processor,
@@ -344,11 +344,11 @@ class Call:
         copies = lookup(num_tokens=self.max_copied, max_ngram_size=ngram_size or _COPIED_NGRAM, whole_ngram=True)
         return CopyingDrafter(copies, drafter, self.max_drafted)
 
-    def _run(self, model: PreTrainedModel, **kwargs: Any) -> RaggedModel:
-        """Return a model with its cache."""
+    def _run(self, model: PreTrainedModel, widths: tuple[int, ...] = (1, 2), **kwargs: Any) -> RaggedModel:
+        """Return a model with its cache. `widths` are those of blocks with fixed shapes, by default of draft steps."""
         runner: Callable[..., RaggedModel] = open_model
         if self.compiler is not None:
-            runner = partial(StaticModel, compiler=self.compiler)
+            runner = partial(StaticModel, compiler=self.compiler, widths=widths)
         return runner(
             model,
             rows=self.rows,
@@ -362,17 +362,17 @@ class Call:
     @cached_property
     def target(self) -> RaggedModel:
         """The target model with its cache."""
-        target = self._run(self.model)
+        target = self._run(self.model, widths=(self.max_drafted + 1,))
         target.model = self.drafter.record_outputs(target.model)
         return target
 
     @cached_property
     def engine(self) -> EagerEngine:
-        engine: Callable[..., EagerEngine] = EagerEngine
+        static = None
         if self.compiler is not None:
-            keep_scores = bool(self.results) or isinstance(self.streamer, RoundStreamer)
-            engine = partial(StaticEngine, compiler=self.compiler, keep_scores=keep_scores)
-        return engine(
+            keeps_scores = bool(self.results) or isinstance(self.streamer, RoundStreamer)
+            static = StaticVerification(self.compiler, self.model, self.verifier, self.max_drafted, keeps_scores)
+        return EagerEngine(
             rows=self.rows,
             target=self.target,
             drafter=self.drafter,
@@ -380,7 +380,8 @@ class Call:
             verifier=self.verifier,
             random_source=self.random_source,
             keep_raw=self.keep_raw,
-            reason=self.not_static,
+            verify=static or verify,
+            report=static.report if static else lambda: {"engine": "eager", "engine_reason": self.not_static},
         )
 
 

@@ -117,7 +117,7 @@ class Step(NamedTuple):
 
     tokens: torch.Tensor
     scores: torch.Tensor
-    raw_logits: torch.Tensor
+    raw_logits: torch.Tensor | None
     hidden: torch.Tensor | None
 
 
@@ -249,11 +249,12 @@ class ModelDrafter(Drafter):
         # As in upstream, a single row stops drafting after an EOS. On an accelerator the check would synchronise.
         self._stops_early = len(rows.ids) == 1 and rows.ids.device.type == "cpu"
         self._behind = 0  # number of tokens that the cache lacks
+        self._least_behind = 2 if self.model.has_fixed_shapes else 1  # the last token is read again
 
     def prefill(self, chunk_size: int | None = None) -> None:
         """Process all tokens of the prompt except the last, which is an input of the first step."""
         self.model.prefill(self.rows.ids[:, : self.rows.prompt_length - 1], chunk_size)
-        self._behind = 1
+        self._behind = self._least_behind
 
     @property
     def num_forwards(self) -> int:
@@ -266,7 +267,7 @@ class ModelDrafter(Drafter):
     def rewind(self, width: int, accepted: list[int], scores: torch.Tensor) -> None:
         """See `Drafter.rewind`."""
         # The cache lacks the last draft token, so a fully accepted row lags by two.
-        self._behind = 2 if any(accepted[row] == width for row in self.rows.running) else 1
+        self._behind = 2 if any(accepted[row] == width for row in self.rows.running) else self._least_behind
         if self.rule is not None:
             self.rule.update(accepted)
         self.model.rewind()
@@ -293,16 +294,11 @@ class ModelDrafter(Drafter):
             and the number of draft tokens per row, at most `counts`. The rest of the block is padding.
         """
         rows = self.rows
-        steps: list[Step] = []
         if max(counts.host):
             self.catch_up()
         if self.rule is not None:
             self.rule.begin(counts.host)
-        for step in range(max(counts.host)):
-            feed = steps[-1].tokens if steps else rows.last(self._behind)
-            steps.append(self._step(step, feed, counts))
-            if self._ends_block(steps[-1]):
-                break
+        steps = self._steps(counts) if max(counts.host) else []
         if not steps:
             self.skip(1)  # the token that this round emits
             return None, counts
@@ -315,6 +311,16 @@ class ModelDrafter(Drafter):
             keep_raw_logits=self.keep_raw_logits,
         )
         return draft, counts.at_most(len(steps))
+
+    def _steps(self, counts: PerRow) -> list[Step]:
+        """Run the steps of a block and write its tokens after the row's last token."""
+        steps: list[Step] = []
+        for step in range(max(counts.host)):
+            feed = steps[-1].tokens if steps else self.rows.last(self._behind)
+            steps.append(self._step(step, feed, counts))
+            if self._ends_block(steps[-1]):
+                break
+        return steps
 
     def _ends_block(self, step: Step) -> bool:
         """Return whether to stop drafting after a step. With `rule`, this copies one number per row to the host."""

@@ -5,6 +5,7 @@ the host; prompt lookup, streamers and stopping criteria add transfers, and a ru
 one per draft token.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,17 +27,11 @@ if TYPE_CHECKING:
     from hf_diversed.generation.call import Call
 
 
-COMPACT_AT = 0.75  # share of running rows; compacting copies the caches
-
-
 def run(call: "Call") -> GenerateDiversedOutput | torch.Tensor:
     """Decode a call and return its value."""
     engine, config = call.engine, call.generation_config
-    try:
-        engine.prefill(config.prefill_chunk_size)
-        run_rounds(engine, call.gamma, call.stops, call.recorder, call.may_compact)
-    finally:
-        engine.close()
+    engine.prefill(config.prefill_chunk_size)
+    run_rounds(engine, call.gamma, call.stops, call.recorder, call.may_compact)
     return call.recorder.result(call.rows, engine.forwards, engine.report(), config.return_dict_in_generate)
 
 
@@ -74,13 +69,12 @@ def run_rounds(
 class EagerEngine:
     """Runs draft and target model, each over its own cache, with any processor and verifier.
 
-    `StaticEngine` derives from it and compiles rounds.
-
     Attributes:
         rows: the batch; draft tokens are written behind each row's length.
         verifier: verifies the draft tokens. random_source: None for greedy decoding.
         keep_raw: also keep the target model's raw logits.
-        reason: why a call with `cache_implementation="static"` runs in this engine; empty if it was not requested.
+        verify: `verify`, or a function that calls it compiled.
+        report: returns how the rounds were run, as fields of `SpeculativeStats`.
     """
 
     rows: RaggedRows
@@ -90,7 +84,8 @@ class EagerEngine:
     verifier: Verifier
     random_source: RandomSource | None
     keep_raw: bool
-    reason: str
+    verify: Callable[..., Round]
+    report: Callable[[], dict[str, Any]]
 
     def __post_init__(self) -> None:
         self._num_unread = 1  # tokens of each row that the target has not processed
@@ -122,10 +117,11 @@ class EagerEngine:
         scores = self.processor(rows, logits, offset=0, counts=rows.scored(drafted, scored))
         target = TargetOutput(scores, hidden, logits if self.keep_raw else None)
         round_noise = RoundNoise() if self.random_source is None else self.random_source.round_noise(scores)
-        text = rows.view(max(rows.lengths.host), rows.lengths)
+        needs_ids = self.verifier.needs_input_ids
+        text = rows.view(max(rows.lengths.host), rows.lengths) if needs_ids else rows.ids[:, : rows.prompt_length]
         checks, self._checks = self._checks, self._checks and draft is None
-        return verify(
-            self.verifier, text, draft, target, self.row_values, rows.eos_ids_device, round_noise, checks=checks
+        return self.verify(
+            self.verifier, text, draft, target, self.row_values, rows.eos_ids_device, round_noise, checks
         )
 
     def rewind(self, round: Round, accepted: list[int]) -> None:
@@ -136,20 +132,13 @@ class EagerEngine:
 
     def should_compact(self, running: int) -> bool:
         """Whether to continue with only the `running` rows, which copies their caches."""
-        return running <= COMPACT_AT * len(self.rows.ends)
+        return self.target.is_worth_compacting(running, len(self.rows.ends))
 
     def keep(self, kept: torch.Tensor) -> None:
         """Continue with only these rows (long, ascending) of the batch."""
         self.target.keep(kept)
         self.drafter.keep(kept)
         self.row_values = {name: values[kept] for name, values in self.row_values.items()}
-
-    def close(self) -> None:
-        """Return borrowed memory, also after an error; this engine borrows none."""
-
-    def report(self) -> dict[str, Any]:
-        """Return how the rounds were run, as fields of `SpeculativeStats`."""
-        return {"engine": "eager", "engine_reason": self.reason}
 
 
 def verify(

@@ -10,6 +10,9 @@ from hf_diversed.cache import Masks, RaggedCache
 from hf_diversed.generation.rows import PerRow, RaggedRows
 
 
+COMPACT_AT = 0.75  # share of running rows; compacting copies the caches
+
+
 class RaggedModel:
     """A model with its cache, masks and positions; `RecurrentModel` is for models with recurrent states.
 
@@ -26,6 +29,7 @@ class RaggedModel:
     """
 
     spare_columns = 0  # columns of the cache after those of the rows
+    has_fixed_shapes = False
 
     def __init__(
         self,
@@ -113,6 +117,10 @@ class RaggedModel:
 
         Keys and values need no change, as the next block overwrites them.
         """
+
+    def is_worth_compacting(self, running: int, num_rows: int) -> bool:
+        """Whether to continue with only the `running` rows of `num_rows`, which copies the cache."""
+        return running <= COMPACT_AT * num_rows
 
     def keep(self, rows: torch.Tensor) -> None:
         """Keep only these rows (long, ascending) of the batch."""

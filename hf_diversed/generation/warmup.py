@@ -9,12 +9,12 @@ import torch
 from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 
 from hf_diversed import support
-from hf_diversed.engines.buffers import SMALLEST_CAPACITY
-from hf_diversed.engines.compiling import how_to_compile
 from hf_diversed.generation.call import requested_gamma, resolve_verifier
 from hf_diversed.generation.checks import HEAD_SETTINGS
+from hf_diversed.generation.compiling import how_to_compile
 from hf_diversed.generation.confidence import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.generation.hook import install_hook
+from hf_diversed.generation.static import SMALLEST_CAPACITY
 from hf_diversed.head import DiversedHead
 from hf_diversed.outputs import CompileStats
 from hf_diversed.verifiers import Verifier
@@ -46,13 +46,10 @@ def warmup(
 ) -> CompileStats:
     """Compile the code of later calls of `generate(..., cache_implementation="static")` by decoding random prompts.
 
-    Rounds are compiled per batch size (rounded up to a power of two), number of columns (256, 512, 1024, ...) and
+    Functions are compiled per batch size (rounded up to a power of two), number of columns (256, 512, 1024, ...) and
     settings of the call: models, verifier, processors and `do_sample`. Pass the arguments of the later calls. Compiled
     functions are kept until the model is freed or `clear_compiled` is called. Other processes reuse inductor's disk
     cache (`TORCHINDUCTOR_CACHE_DIR`) and warm up in seconds instead of minutes.
-
-    If only forward passes are compiled (`stats.engine` is "compiled (forwards)"), later calls may still compile
-    forward passes of other widths.
 
     Args:
         model: the target model.

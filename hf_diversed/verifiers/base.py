@@ -45,15 +45,13 @@ class Verifier:
         needs_draft_confidence: whether the verifier uses the draft model's probabilities, which prompt lookup lacks.
         has_emitted_probs: whether every `Verdict` on sampled draft tokens contains the emitted distribution at each
             draft position (`Trace.emitted_probs`). `BlockVerifier` accepts only such verifiers.
-        needs_input_ids: whether the verifier uses `input_ids`. If so, it runs outside compiled rounds, which do not
-            have them.
+        needs_input_ids: whether the verifier uses `input_ids`. If so, verification is not compiled.
         row_settings: attributes that the verifier reads from `row_values` only. Changing them does not trigger
             recompilation.
         num_assistant_tokens: default number of draft tokens per round, used if the caller sets none.
         allows_early_stop: whether the length of a draft block may depend on its draft tokens. False if a shorter block
             is verified more permissively; the draft model's confidence then ends no block.
         needs_check: whether the first verdict of each call is validated; True for classes outside this package.
-            Compiled rounds validate every verdict.
     """
 
     needs_hidden_states = False

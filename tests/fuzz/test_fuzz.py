@@ -15,8 +15,8 @@ from hf_diversed import FLyVerifier, SpeculativeStats, diversed_decoding
 from hf_diversed.generation.call import Call
 from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.support import WARPERS
-from tests.engines.modes import STATIC
 from tests.fuzz.strategies import Case, cases, pair
+from tests.generation.modes import STATIC
 from tests.reference import Lookup, Recorder, naive_decoding
 from tests.tiny import PAD
 

@@ -14,7 +14,7 @@ from hf_diversed.generation import ragged_model
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.rows import PerRow, RaggedRows
 from tests import tiny
-from tests.engines.modes import STATIC
+from tests.generation.modes import STATIC
 
 
 quantize_dynamic = torch.ao.quantization.quantize_dynamic

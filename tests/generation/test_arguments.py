@@ -12,7 +12,7 @@ from transformers import GenerationConfig, pipeline
 import hf_diversed
 from hf_diversed import GenerateDiversedOutput, diversed_decoding
 from hf_diversed.verifiers import build_verifier
-from tests.engines.modes import STATIC
+from tests.generation.modes import STATIC
 from tests.generation.test_equals_reference import prompts
 from tests.tiny import EOS, PAD, SAMPLED, Listener, generate, ragged_batch, tiny_head, tiny_model, word_tokenizer
 

@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 from hf_diversed import load_demo_pair, record_stats
 from hf_diversed.generation.confidence import MAX_CONFIDENT_TOKENS, ConfidenceFit, ConfidenceRule, ThresholdRule, logit
 from hf_diversed.generation.drafting import ModelDrafter
-from tests.engines.modes import STATIC
+from tests.generation.modes import STATIC
 from tests.generation.test_transfers import counted
 from tests.tiny import Listener, generate, ragged_batch, tiny_head, tiny_model
 

@@ -32,8 +32,8 @@ from hf_diversed import (
 from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.verifiers import build_verifier
 from tests import versions
-from tests.engines.modes import STATIC, TRACED
 from tests.generation import sources
+from tests.generation.modes import STATIC, TRACED
 from tests.reference import Lookup, Recorder, naive_decoding
 from tests.tiny import (
     BOS,

@@ -9,7 +9,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from hf_diversed import cache as ragged_cache
 from hf_diversed.generation import rows
-from tests.engines.modes import STATIC
+from tests.generation.modes import STATIC
 from tests.tiny import EOS, generate, ragged_batch, tiny_head
 
 

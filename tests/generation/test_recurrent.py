@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, diversed_decoding, support
-from hf_diversed.engines.static import StaticEngine
 from hf_diversed.generation import loop, recurrent_model
 from hf_diversed.generation.recurrent_model import open_model
 from hf_diversed.generation.rows import PerRow, RaggedRows
+from hf_diversed.generation.static import cannot_serve
 from tests import versions
 from tests.families.compare import prepare
 from tests.families.shrink import small_model
@@ -191,7 +191,7 @@ def test_static_engine_falls_back(target):
     out = decode(target, tiny_draft(target), cache_implementation="static")
     assert out.stats.engine == "eager"
     assert "recurrent states" in out.stats.engine_reason
-    assert StaticEngine.cannot_serve(tiny_model("llama"), target, prompt_length=9) is not None
+    assert cannot_serve(tiny_model("llama"), target, prompt_length=9) is not None
 
 
 def test_copies_before_a_recurrent_draft_model_are_refused(target):

@@ -11,12 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 
 from hf_diversed import DiversedVerifier, PhaseVerifier, StaticEnsembleVerifier, diversed_decoding
-from hf_diversed.engines import static_model
-from hf_diversed.engines.static import StaticEngine
-from hf_diversed.generation import loop
+from hf_diversed.generation import loop, ragged_model, static
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.verifiers import build_verifier
-from tests.engines.modes import STATIC, shallow
+from tests.generation.modes import STATIC, shallow
 from tests.tiny import ragged_batch, tiny_head
 
 
@@ -70,10 +68,10 @@ def counted(monkeypatch, rounds: list[Counter]):
 
     monkeypatch.setattr(torch.Tensor, "tolist", counting_tolist)
     monkeypatch.setattr(RaggedModel, "forward", pausing(RaggedModel.forward))
-    monkeypatch.setattr(static_model, "run_model", pausing(static_model.run_model))
-    monkeypatch.setattr(StaticEngine, "should_compact", lambda self, running: False)
+    monkeypatch.setattr(static, "run_model", pausing(static.run_model))
+    monkeypatch.setattr(static.StaticModel, "is_worth_compacting", lambda *_: False)
     monkeypatch.setattr(loop, "commit", committing)
-    monkeypatch.setattr(loop, "COMPACT_AT", 0.0)  # compacting adds a transfer
+    monkeypatch.setattr(ragged_model, "COMPACT_AT", 0.0)  # compacting adds a transfer
     with transfers:
         yield
 

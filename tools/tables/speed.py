@@ -1,6 +1,6 @@
 """Tables of times."""
 
-from tools.tables.parts import ACCEPTED, Column, Row, Table, every, number, tenths, times
+from tools.tables.parts import ACCEPTED, Column, Row, Table, every, number, tenths
 
 
 DRAFTED = Column("draft tokens per round", "drafted_per_round", lambda figure: f"{figure.value:.1f}")
@@ -23,23 +23,9 @@ def _label(task: str, method: str) -> str:
 
 def speed() -> dict[str, Table]:
     """Return the tables of the time of rounds."""
-    quartiles = "median (quartiles) of"
     verifiers = ("lossless", "lenience:0.3")
     lengths = [f"{verifier}:{length}" for verifier in verifiers for length in ("5", "confidence")]
     return {
-        "compiled": Table(
-            "embedded pair, compiled",
-            [
-                Row("2 threads", "static:0.7", "compiled", "2 threads"),
-                Row("1 thread", "static:0.7", "compiled", "1 threads"),
-            ],
-            [
-                Column("cost of a round, batch 1", "round_cost_ratio", number),
-                *(Column(f"tokens/s, batch {size}", str(size), times) for size in (1, 8)),
-            ],
-            f"Relative to transformers' assisted generation at batch size 1, {quartiles} 11 alternating runs; "
-            "`static:0.7`, 5 draft tokens per round, 128 new tokens, 72% accepted, an x86-64 CPU.",
-        ),
         "draft-lengths-int4": Table(
             "task, method, schedule",
             [

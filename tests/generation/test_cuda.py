@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import CompileConfig
 
-from tests.engines.modes import STATIC, TRACED, decode
+from tests.generation.modes import STATIC, TRACED, decode
 from tests.tiny import ragged_batch, tiny_draft, tiny_model
 
 

@@ -1,4 +1,4 @@
-"""Rounds over static shapes, compiled and not, against the eager engine."""
+"""Calls with static shapes, compiled and not, against eager ones."""
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +11,9 @@ from transformers.models.mllama.configuration_mllama import MllamaTextConfig
 
 import hf_diversed
 from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier, diversed_decoding
-from hf_diversed.engines import buffers, static
+from hf_diversed.generation.static import gamma_for
 from hf_diversed.verifiers.mixture import MixtureVerifier, Weights
-from tests.engines.modes import (
+from tests.generation.modes import (
     COMPILED,
     SMALL,
     STATIC,
@@ -21,8 +21,7 @@ from tests.engines.modes import (
     assert_same,
     decode,
     interrupt,
-    keep_functions_untraced,
-    run_new_code_untraced,
+    run_untraced,
     shallow,
 )
 from tests.tiny import (
@@ -38,7 +37,19 @@ from tests.tiny import (
 )
 
 
-TRACED_ARCHITECTURES = ("qwen3", "gemma3_text", "mistral", "gpt_oss")
+TRACED_ARCHITECTURES = ("gemma3_text", "gpt_oss")
+
+
+@pytest.fixture(scope="module")
+def pair(pair):
+    """One layer each, which halves the time of tracing."""
+    return shallow(pair)
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+    yield
+    hf_diversed.clear_compiled()
 
 
 def pair_of(architecture: str):
@@ -73,71 +84,40 @@ def test_layers_without_keys_and_values():
 @pytest.mark.parametrize("architecture", TRACED_ARCHITECTURES)
 def test_compiling_changes_no_token(architecture):
     """Catches constants that should be inputs, lost writes, and branches that are fixed at tracing."""
-    out = assert_same(pair_of(architecture), TRACED)
-    assert out.stats.engine == "compiled"
-    assert out.stats.compile.num_compiled == 1
+    out = assert_same(shallow(pair_of(architecture)), TRACED)
+    assert (out.stats.engine, out.stats.engine_reason, out.stats.compile.num_compiled) == ("compiled", "", 4)
 
 
-def test_models_do_not_run_each_others_code():
-    """Catches a target that, in a round without draft tokens, runs code compiled for a draft step."""
-    target, draft = pair_of("llama")
-    del draft.model.layers[1:]
-    draft.config.num_hidden_layers = 1
-    assert target.config.num_hidden_layers > 1
-    for new_tokens in range(3, 8):
-        call = {"batch": ragged_batch(1), "max_new_tokens": new_tokens, "num_assistant_tokens": 3}
-        out = assert_same((target, draft), TRACED, **call, no_repeat_ngram_size=4)
-        assert out.stats.engine == "compiled (forwards)"
-
-
-def test_hooks_with_a_state(pair):
-    """Catches a user's hook whose state is a constant of the compiled round."""
-    texts = []
-
-    for mode in ({}, TRACED):
-        calls: list[int] = []
-
-        def roll(module, inputs, output, calls=calls):
-            calls.append(1)
-            return output.roll(len(calls) % 5, -1)
-
-        handle = pair[0].model.norm.register_forward_hook(roll)
-        call = {"batch": ragged_batch(1), "num_assistant_tokens": 1, "max_new_tokens": 4}
-        out = decode(pair, mode, **call, eos_token_id=None, pad_token_id=0)
-        handle.remove()
-        assert out.stats.engine == ("compiled" if mode else "eager")
-        texts.append(out.sequences)
-    assert torch.equal(*texts)
-
-
-def test_inductor_changes_no_token():
+def test_inductor_changes_no_token(pair):
     """Catches writes to the caches that generated code loses. The only test with inductor."""
-    pair = pair_of("llama")
     out = assert_same(pair, COMPILED, batch=ragged_batch(2))
-    assert (out.stats.engine, out.stats.compile.num_compiled) == ("compiled", 1)
+    assert (out.stats.engine, out.stats.compile.num_compiled) == ("compiled", 4)
     again = assert_same(pair, COMPILED, batch=ragged_batch(2, length=15, seed=4), max_new_tokens=40)
-    assert again.stats.compile == hf_diversed.outputs.CompileStats(num_used=1)
+    assert again.stats.compile == hf_diversed.outputs.CompileStats(num_used=4)
 
 
-def test_many_calls_compile_once(pair):
-    """Catches a function per prompt length, and a silent fallback."""
-    decode(pair, TRACED, batch=ragged_batch(1, length=5))
+def test_many_calls_compile_once(pair, monkeypatch, caplog):
+    """Catches a function per prompt length, a silent fallback, and a compilation without a message."""
+    run_untraced(monkeypatch)
+    assert decode(pair, TRACED, batch=ragged_batch(1, length=5)).stats.compile.num_compiled == 4
+    assert "Compiled 4 functions for LlamaForCausalLM in" in caplog.text
     functions, engines = 0, set()
     for seed in range(60):
         batch = ragged_batch(1, length=2 + seed % 60, seed=seed)
         out = decode(pair, TRACED, batch=batch, max_new_tokens=2 + seed % 4)
         engines.add(out.stats.engine)
-        functions += out.stats.compile.num_compiled + out.stats.compile.num_recompiled
+        functions += out.stats.compile.num_compiled
     assert (functions, engines) == (0, {"compiled"})
+    assert caplog.text.count("Compiled") == 1
 
 
-@pytest.mark.parametrize("mode", [STATIC, TRACED], ids=["static", "traced"])
-def test_a_text_that_outgrows_its_buffers(mode):
-    """Catches contents that are lost when buffers grow."""
+def test_a_text_that_outgrows_its_buffers(monkeypatch):
+    """Catches contents that are lost when buffers grow, and functions of the smaller buffers."""
+    run_untraced(monkeypatch)
     for each in (long_pair := shallow(pair_of("llama"))):
         each.config.max_position_embeddings = 512
-    out = assert_same(long_pair, mode, batch=ragged_batch(2, length=249), max_new_tokens=12)
-    assert out.stats.compile.num_compiled in (0, 2)
+    out = assert_same(long_pair, TRACED, batch=ragged_batch(2, length=249), max_new_tokens=12)
+    assert out.stats.compile.num_compiled == 7  # verification does not read the buffers
 
 
 def test_last_rounds_at_every_distance_from_the_edge_of_the_buffers():
@@ -157,14 +137,14 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("mode", [STATIC, TRACED], ids=["static", "traced"])
-def test_token_records_are_the_same(pair, mode):
+def test_token_records_are_the_same(pair, monkeypatch):
     """Catches a compiled round without the emitted distribution, and TV(v, p) estimated instead of computed."""
+    run_untraced(monkeypatch)
     by_token = tiny_head(features="distribution", token_features=True)
     call = {"output_token_records": True, "do_sample": True, "top_k": 0, "batch": ragged_batch(1), "max_new_tokens": 8}
     for verifier in (StaticEnsembleVerifier(0.4), DiversedVerifier(by_token)):
         records = []
-        for each in ({}, mode):
+        for each in ({}, TRACED):
             torch.manual_seed(0)
             records.append(decode(pair, each, verifier, **call).token_records)
         expected, found = records
@@ -175,8 +155,9 @@ def test_token_records_are_the_same(pair, mode):
 
 @pytest.mark.parametrize("mode", [STATIC, TRACED], ids=["static", "traced"])
 @pytest.mark.parametrize("name", CALLS)
-def test_options_of_a_call(pair, mode, name):
-    """Catches settings, state, EOS ids and processors that a compiled round keeps from its first call."""
+def test_options_of_a_call(pair, mode, name, monkeypatch):
+    """Catches settings, state, EOS ids and processors that a call with static shapes loses."""
+    run_untraced(monkeypatch)
     call = dict(CALLS[name])
     make = call.pop("verifier", lambda: None)
     expected, out = decode(pair, {}, make(), **call), decode(pair, mode, make(), **call)
@@ -185,49 +166,27 @@ def test_options_of_a_call(pair, mode, name):
     assert out.stats.mean_bias == pytest.approx(expected.stats.mean_bias, nan_ok=True, abs=1e-5)
 
 
-def test_all_strictness_values_share_a_function(pair):
+def test_all_strictness_values_share_a_function(pair, monkeypatch):
     """Catches one compiled function per value of a setting."""
-    counts = []
+    run_untraced(monkeypatch)
+    counts, head = [], tiny_head()
     for strictness in (0.5, 0.3, [0.1, 0.2, 0.8, 0.9]):
-        verifier = DiversedVerifier(tiny_head(), strictness=strictness)
+        verifier = DiversedVerifier(head, strictness=strictness)
         out = assert_same(pair, TRACED, verifier=verifier, num_assistant_tokens=1)
         counts.append(out.stats.compile.num_compiled)
-    assert counts == [1, 0, 0]
-
-
-FORWARDS_ONLY = {
-    "prefix processor": {"repetition_penalty": 1.3},
-    "caller's verifier": {},
-    "lookup": {"prompt_lookup_num_tokens": 2, "num_assistant_tokens": None},
-}
+    assert counts == [3, 0, 0]
 
 
 class NoRepeats(LosslessVerifier):
     """Rejects every draft token that the row already contains."""
+
+    needs_input_ids = True
 
     def __call__(self, input_ids, draft, target):
         verdict = super().__call__(input_ids, draft, target)
         repeated = (draft.tokens[..., None] == input_ids[:, None]).any(-1)
         verdict.accept_prob = verdict.accept_prob * ~repeated
         return verdict
-
-
-@pytest.mark.parametrize("mode", [STATIC, TRACED], ids=["static", "traced"])
-@pytest.mark.parametrize("name", FORWARDS_ONLY)
-def test_what_cannot_be_compiled_runs_between_compiled_forwards(pair, mode, name):
-    """Catches a verifier that receives two ids instead of the text, and processors that receive another prefix."""
-    target, draft = pair
-    settings = dict(FORWARDS_ONLY[name])
-    if name == "caller's verifier":
-        settings["batch"] = ragged_batch(1)  # in a batch, its text would include the padding
-    verifier = NoRepeats() if name == "caller's verifier" else LosslessVerifier()
-    draft = None if name == "lookup" else draft
-    if draft is None:
-        text = ragged_batch(2)["input_ids"][:, -4:]
-        settings["batch"] = {"input_ids": text.repeat(1, 3), "attention_mask": torch.ones_like(text).repeat(1, 3)}
-    out = assert_same((target, draft), mode, verifier=verifier, **settings)
-    assert out.stats.engine == ("static (forwards)" if mode is STATIC else "compiled (forwards)")
-    assert out.stats.compile.num_used <= (0 if mode is STATIC else 4)
 
 
 class Peeking(MixtureVerifier):
@@ -237,19 +196,50 @@ class Peeking(MixtureVerifier):
         return Weights(torch.ones(draft.tokens.shape) if target.top.max() > 0 else torch.zeros(draft.tokens.shape))
 
 
-def test_a_verifier_that_cannot_be_traced_is_reported(pair, caplog, monkeypatch):
+REPEATED = {name: values.repeat(1, 3) for name, values in ragged_batch(1, length=4).items()}
+# Arguments of a call, the number of its compiled functions, and why not all are compiled.
+NOT_COMPILED = {
+    "prefix processor": ({"repetition_penalty": 1.3}, 4, ""),
+    "lookup": ({"prompt_lookup_num_tokens": 2, "num_assistant_tokens": None, "batch": REPEATED}, 2, ""),
+    "reads the text": ({"verifier": NoRepeats(), "batch": ragged_batch(1)}, 3, "NoRepeats reads the text so far"),
+    "caller's verifier": ({"verifier": Peeking()}, 3, "Peeking may depend on more than its attributes"),
+    "scores": ({"output_scores": True}, 3, "the call returns scores or records"),
+}
+
+
+@pytest.mark.parametrize("mode", [STATIC, TRACED], ids=["static", "traced"])
+@pytest.mark.parametrize("name", NOT_COMPILED)
+def test_what_cannot_be_compiled_runs_between_compiled_functions(pair, mode, name, monkeypatch):
+    """Catches a verifier that receives two ids instead of the text, and processors that receive another prefix."""
+    if mode is TRACED:
+        run_untraced(monkeypatch)
+    call, number, reason = NOT_COMPILED[name]
+    draft = None if name == "lookup" else pair[1]
+    stats = assert_same((pair[0], draft), mode, **call).stats
+    if mode is TRACED:
+        assert (stats.engine, stats.compile.num_used) == ("compiled", number)
+        assert stats.engine_reason == (reason and f"verification is not compiled: {reason}")
+
+
+def test_a_model_that_cannot_be_traced_runs_uncompiled(pair, caplog):
     """Catches a call that ends in the compiler's error, a silent fallback, and an attempt in every call."""
-    out = assert_same(pair, TRACED, verifier=Peeking())
-    assert out.stats.engine == "compiled (forwards)"
-    assert "Peeking or a processor cannot be compiled" in caplog.text
-    keys = run_new_code_untraced(monkeypatch)
-    again = assert_same(pair, TRACED, verifier=Peeking()).stats
-    assert (again.engine, again.engine_reason, keys) == ("compiled (forwards)", out.stats.engine_reason, [])
-    assert assert_same(pair, TRACED).stats.engine == "compiled"
+    config = copy.deepcopy(pair[0].config)  # dynamic rotary embeddings compare positions on the host
+    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    target = type(pair[0])(config).eval()
+    target.load_state_dict(pair[0].state_dict())
+    target.generation_config = pair[0].generation_config
+    counts = []
+    for _ in range(2):
+        stats = assert_same((target, pair[1]), TRACED).stats
+        counts.append(stats.compile.num_compiled)
+        assert stats.engine_reason.startswith("extend of LlamaForCausalLM is not compiled: ")
+    assert (counts, stats.compile.num_used) == ([3, 0], 3)
+    assert caplog.text.count("extend of LlamaForCausalLM is not compiled") == 1
 
 
-def test_scores_records_and_streams(pair):
+def test_scores_records_and_streams(pair, monkeypatch):
     """Catches requested outputs that a compiled round omits."""
+    run_untraced(monkeypatch)
     call = {"output_scores": True, "output_logits": True, "output_token_records": True}
     expected, out = decode(pair, {}, **call), decode(pair, TRACED, **call)
     torch.testing.assert_close(torch.stack(out.scores), torch.stack(expected.scores), atol=1e-4, rtol=1e-4)
@@ -266,8 +256,9 @@ def test_scores_records_and_streams(pair):
 
 
 @pytest.mark.parametrize(("mode", "engine"), [({}, "eager"), (STATIC, "static"), (TRACED, "compiled")])
-def test_calls_after_an_interrupted_call(pair, mode, engine):
+def test_calls_after_an_interrupted_call(pair, mode, engine, monkeypatch):
     """Catches state of an interrupted call that later calls use."""
+    run_untraced(monkeypatch)
     expected = decode(pair, {}).sequences
     for _ in range(2):
         interrupt(pair, mode)
@@ -301,22 +292,19 @@ def _contains(input_ids, scores, token: int):
     return (input_ids[:, 9:] == token).any(dim=-1)
 
 
-def test_batches_are_compacted_to_compiled_sizes_only(pair, monkeypatch):
+def test_batches_are_compacted_to_compiled_sizes_only(pair, monkeypatch, rows_left):
     """Catches compacting to a size that must first be compiled, and a batch that is never compacted."""
-    keep_functions_untraced(monkeypatch)
+    run_untraced(monkeypatch)
     batch = ragged_batch(4)
     ends = decode(pair, {}, batch=batch, max_new_tokens=24).sequences[:3, 11].tolist()
     call = {"batch": batch, "eos_token_id": ends, "max_new_tokens": 24}
-    assert assert_same(pair, TRACED, **call).stats.compile.num_used == 1
+    rows_left.clear()
+    decode(pair, TRACED, **call)
+    assert rows_left == []
     decode(pair, TRACED, **{**call, "batch": ragged_batch(1)})
-    assert assert_same(pair, TRACED, **call).stats.compile.num_used == 2
-
-
-def test_deep_models_run_in_parts(pair, monkeypatch):
-    """Catches parts that do not add up to the round: a step of two tokens, a step of one, and verification."""
-    monkeypatch.setattr(static, "MAX_LAYERS", 0)
-    assert assert_same(pair, STATIC, verifier=DiversedVerifier(tiny_head())).stats.compile.num_used == 0
-    assert assert_same(pair, TRACED).stats.compile.num_used == 3
+    decode(pair, TRACED, **call)
+    assert rows_left == [1]
+    assert_same(pair, TRACED, **call)
 
 
 def test_what_static_shapes_cannot_serve_is_reported(pair, caplog):
@@ -344,26 +332,27 @@ def test_draft_lengths_beyond_the_room(pair, monkeypatch):
         rounds = assert_same(pair, STATIC, **call).stats.num_rounds
         forwards.clear()
         decode(pair, STATIC, **call)
-        assert len(forwards) <= 1 + rounds * buffers.gamma_for(new_tokens)
+        assert len(forwards) <= 1 + rounds * gamma_for(new_tokens)
     counter.remove()
-    monkeypatch.setattr(static, "MAX_LAYERS", 0)  # draft tokens are compiled one by one
+    run_untraced(monkeypatch)
     call = {"num_assistant_tokens": 16, "batch": ragged_batch(1)}
     counts = [
         decode(pair, TRACED, **call, max_new_tokens=count).stats.compile.num_compiled for count in (5, 7, 17, 30)
     ]
-    assert counts == [3, 0, 1, 0]
+    assert counts == [3, 0, 2, 0]
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_one_seed_draws_the_same_text_over_static_shapes(pair, rows):
+def test_one_seed_draws_the_same_text_over_static_shapes(pair, rows, monkeypatch):
     """Catches random numbers drawn for draft tokens beyond the rows' length limit."""
     call = {"do_sample": True, "top_k": 0, "eos_token_id": None, "pad_token_id": 0, "batch": ragged_batch(rows)}
+    run_untraced(monkeypatch)
     for seed in range(20):
         texts = []
-        for mode in ({}, STATIC):
+        for mode in ({}, STATIC, *[TRACED] * (rows == 1)):  # in batches, compiled calls remove finished rows later
             torch.manual_seed(seed)
             texts.append(decode(pair, mode, **call, max_new_tokens=10 + seed % 5).sequences)
-        assert torch.equal(*texts)
+        assert all(torch.equal(text, texts[0]) for text in texts)
 
 
 def test_a_cpu_compiles_only_on_request(pair, caplog):

@@ -1,0 +1,235 @@
+"""Changes of models, settings and modes between compiled calls; each call must return the tokens of an eager one."""
+
+import copy
+import gc
+import weakref
+from contextlib import nullcontext
+
+import pytest
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+
+import hf_diversed
+from hf_diversed import DiversedVerifier, StaticEnsembleVerifier
+from hf_diversed.generation.compiling import fingerprint, settings_of
+from tests.evaluation.fakes import character_tokenizer
+from tests.generation.modes import TRACED, decode, run_untraced, shallow
+from tests.tiny import ragged_batch, tiny_draft, tiny_head, tiny_model
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:Already found a `peft_config`")
+# Without a draft model, only the forward of the target and verification are compiled.
+TEXT = {name: values.repeat(1, 3) for name, values in ragged_batch(1, length=5).items()}
+CALL = {"batch": TEXT, "verifier": "lossless", "max_new_tokens": 10, "num_assistant_tokens": None}
+CALL |= {"prompt_lookup_num_tokens": 2, "eos_token_id": None, "pad_token_id": 0}
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+    yield
+    hf_diversed.clear_compiled()
+
+
+def adapted_model():
+    """Return a model of one layer with two adapters, and full dropout in training mode, which is deterministic."""
+    (target,) = shallow((tiny_model("llama"),))
+    target.config.attention_dropout = target.model.layers[0].self_attn.attention_dropout = 1.0
+    for name in ("one", "two"):
+        lora = LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False, r=4, lora_alpha=64)
+        inject_adapter_in_model(lora, target, name)
+    for layer in adapters(target):
+        layer.set_adapter("one")
+    return target
+
+
+def adapters(model):
+    return [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+
+
+def for_adapters(method, *arguments):
+    return lambda model: [getattr(layer, method)(*arguments) for layer in adapters(model)]
+
+
+def replace_parameter(model):
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().roll(3, 0))
+
+
+def untie(model):
+    model.lm_head.weight = nn.Parameter(model.get_input_embeddings().weight.detach().flip(0))
+
+
+def tie(model):
+    model.lm_head.weight = model.get_input_embeddings().weight
+
+
+def replace_submodule(model):
+    norm = copy.deepcopy(model.model.norm)
+    norm.variance_epsilon = 0.9
+    with torch.no_grad():
+        norm.weight.copy_(torch.linspace(-1, 1, len(norm.weight)))
+    model.model.norm = norm
+
+
+def change_constant(model):
+    model.model.layers[0].self_attn.scaling *= -8
+
+
+def in_place(model):
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.lm_head.weight.roll(5, 0))
+
+
+CHANGES = {
+    "adapter switched": for_adapters("set_adapter", "two"),
+    "adapter merged": for_adapters("merge"),
+    "adapter unmerged": for_adapters("unmerge"),
+    "adapters disabled": for_adapters("enable_adapters", False),
+    "training mode": lambda model: model.train(),
+    "evaluation mode": lambda model: model.eval(),
+    "parameter replaced": replace_parameter,
+    "parameter changed in place": in_place,
+    "tied": tie,
+    "untied": untie,
+    "submodule replaced": replace_submodule,
+    "constant of a module": change_constant,
+    "eager attention": lambda model: model.set_attn_implementation("eager"),
+    "dtype": lambda model: model.to(torch.float64),
+}
+
+
+def test_compiled_calls_follow_changes_of_the_model():
+    """Catches compiled code that keeps a part of the model: each change is made after a call that compiled."""
+    target, texts = adapted_model(), []
+    for name in (None, *CHANGES):
+        if name is not None:
+            CHANGES[name](target)
+        expected, out = (decode((target, None), mode, **CALL) for mode in ({}, TRACED))
+        assert (out.stats.engine, out.stats.engine_reason) == ("compiled", ""), name
+        assert torch.equal(out.sequences, expected.sequences), name
+        texts.append(expected.sequences.tolist())
+    changed = [name for name, before, after in zip(CHANGES, texts, texts[1:]) if before != after]
+    assert set(CHANGES) - set(changed) <= {"adapter merged", "adapter unmerged", "eager attention", "dtype"}
+
+
+def test_a_model_with_hooks_of_the_user_runs_eagerly():
+    """Catches a hook that compiled code does not run, or runs after its removal."""
+    target = adapted_model()
+    without = decode((target, None), TRACED, **CALL)
+    handle = target.model.norm.register_forward_hook(lambda module, inputs, output: output.roll(1, -1))
+    expected, out = (decode((target, None), mode, **CALL) for mode in ({}, TRACED))
+    assert (out.stats.engine, out.stats.engine_reason) == ("eager", "the target has forward hooks of the user")
+    assert torch.equal(out.sequences, expected.sequences)
+    assert not torch.equal(out.sequences, without.sequences)
+    handle.remove()
+    again = decode((target, None), TRACED, **CALL)
+    assert again.stats.compile == hf_diversed.outputs.CompileStats(num_used=2)
+    assert torch.equal(again.sequences, without.sequences)
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode, lambda: torch.autocast("cpu")])
+def test_compiled_calls_follow_modes(mode):
+    """Catches compiled code that keeps a mode of its first call: autocast, gradients, inference."""
+    pair = adapted_model(), None
+    for context in (nullcontext, mode, nullcontext):
+        with context():
+            expected, out = decode(pair, {}, **CALL), decode(pair, TRACED, **CALL)
+        assert out.stats.engine == "compiled"
+        assert torch.equal(out.sequences, expected.sequences)
+
+
+def test_global_settings_compile_anew(monkeypatch):
+    """Catches generated code that keeps the number of threads or the default dtype."""
+    run_untraced(monkeypatch)
+    pair = adapted_model(), None
+
+    def is_compiled_anew() -> bool:
+        return decode(pair, TRACED, **CALL).stats.compile.num_compiled > 0
+
+    assert [is_compiled_anew(), is_compiled_anew()] == [True, False]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before + 1)
+        assert [is_compiled_anew(), is_compiled_anew()] == [True, False]
+        torch.set_default_dtype(torch.float64)
+        assert [is_compiled_anew(), is_compiled_anew()] == [True, False]
+    finally:
+        torch.set_num_threads(before)
+        torch.set_default_dtype(torch.float32)
+    assert not is_compiled_anew()
+
+
+def test_a_draft_model_that_shares_the_targets_head(monkeypatch):
+    """Catches functions of one model that run with the weights of the other."""
+    target, draft = shallow((target := tiny_model("llama"), tiny_draft(target)))
+    run_untraced(monkeypatch)
+    for _ in range(2):
+        expected, out = (decode((target, draft), mode) for mode in ({}, TRACED))
+        assert torch.equal(out.sequences, expected.sequences)
+        draft.lm_head.weight = target.lm_head.weight
+
+
+SETTINGS = {
+    "weight": lambda: StaticEnsembleVerifier(0.1),
+    "head": lambda: DiversedVerifier(tiny_head()),
+    "head's weights": lambda: DiversedVerifier(tiny_head(seed=5)),
+    "bound": lambda: DiversedVerifier(tiny_head(), max_bias=0.1),
+    "kind": lambda: "lenience:0.1",
+}
+
+
+def test_compiled_verification_follows_its_settings(pair):
+    """Catches verification that keeps the settings of an earlier call. Forwards are compiled once."""
+    pair, weights = shallow(pair), []
+    for make in (lambda: StaticEnsembleVerifier(0.9), *SETTINGS.values()):
+        call = {"do_sample": True, "top_k": 0, "max_new_tokens": 24, "batch": ragged_batch(1)}
+        outs = []
+        for mode in ({}, TRACED):
+            torch.manual_seed(3)
+            outs.append(decode(pair, mode, make(), **call))
+        assert torch.equal(outs[1].sequences, outs[0].sequences)
+        assert outs[1].stats.num_accepted == outs[0].stats.num_accepted
+        assert outs[1].stats.mean_weight == pytest.approx(outs[0].stats.mean_weight, nan_ok=True)
+        weights.append(round(outs[1].stats.mean_weight, 3))
+    assert len(set(weights[:5])) == 5
+
+
+def test_processors_in_draft_steps_follow_their_settings(pair, monkeypatch):
+    """Catches a draft step that keeps the temperature, and one that is compiled for each call."""
+    run_untraced(monkeypatch)
+    call = {"do_sample": True, "top_k": 0, "max_new_tokens": 24, "batch": ragged_batch(1)}
+    used = [decode(pair, TRACED, **call, temperature=heat).stats.compile.num_compiled for heat in (1.0, 0.5, 2.0, 0.5)]
+    assert used == [4, 2, 2, 0]
+
+
+def test_a_changed_generation_config_compiles_nothing(pair, monkeypatch):
+    """Catches functions that belong to a temporary copy of the model, which calls with stop strings use."""
+    run_untraced(monkeypatch)
+    target, draft = copy.deepcopy(pair[0]), pair[1]
+    decode((target, draft), TRACED)
+    target.generation_config.stop_strings = ["never"]
+    out = decode((target, draft), TRACED, tokenizer=character_tokenizer())
+    assert (out.stats.engine, out.stats.compile.num_compiled) == ("compiled", 0)
+
+
+def test_compiled_functions_are_freed_with_their_model():
+    """Catches a cache that keeps models alive."""
+    target = adapted_model()
+    assert decode((target, None), TRACED, **CALL).stats.compile.num_compiled == 2
+    model = weakref.ref(target)
+    del target
+    gc.collect()
+    assert model() is None
+
+
+def test_keys():
+    """Catches values that are equal but compile differently, and keys that differ between equal models."""
+    model = tiny_model("llama")
+    assert fingerprint(model) == fingerprint(model)
+    assert hash(fingerprint(model)) == hash(fingerprint(model))
+    assert fingerprint(model) != fingerprint(copy.deepcopy(model))
+    one, true = StaticEnsembleVerifier(1.0), StaticEnsembleVerifier(1.0)
+    assert settings_of(one) == settings_of(true)
+    true.weight = True
+    assert settings_of(one) != settings_of(true)
