@@ -58,8 +58,8 @@ from hf_diversed.evaluation.statistics import MethodTable
 from hf_diversed.evaluation.table import results_table
 from hf_diversed.files import read_lines, write_json
 from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
-from hf_diversed.generation.ragged_model import RaggedModel
-from hf_diversed.generation.recurrent_model import RecurrentModel
+from hf_diversed.generation.recurrent import RecurrentModel
+from hf_diversed.generation.runner import RaggedModel
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import PromptedTask, get_task, load_records
 from hf_diversed.tasks.summaries import SciTldr, rouge, summaries

@@ -2,7 +2,7 @@
 
 Column c of the cache holds the token in column c of the id buffer, for every row. Rolling a row back needs no
 operation: the next block overwrites the rejected columns, and no query attends to a column to the right of its own.
-Recurrent states are the exception; see `Replay` in `generation/recurrent_model.py`.
+Recurrent states are the exception; see `Replay` in `generation/recurrent.py`.
 """
 
 from collections.abc import Sequence

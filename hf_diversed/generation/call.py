@@ -21,10 +21,14 @@ from transformers.generation.streamers import BaseStreamer
 from hf_diversed import support
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.generation.candidates import (
+    DFLASH,
+    MTP,
+    OWN,
+    READS_STATES,
+    SHARED_STATES,
     CandidateDrafter,
     build_generators,
     default_gamma,
-    find_source,
     is_point_mass,
 )
 from hf_diversed.generation.checks import CALLS, HEAD_SETTINGS, MODELS, VERIFIERS, refuse
@@ -39,13 +43,12 @@ from hf_diversed.generation.confidence import (
     ThresholdRule,
 )
 from hf_diversed.generation.drafting import Drafter, ModelDrafter
-from hf_diversed.generation.loop import EagerEngine, verify
 from hf_diversed.generation.processing import BlockProcessor, StopTracker, check_processors
 from hf_diversed.generation.prompt_lookup import CopyingDrafter, PromptLookupDrafter
-from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.recording import Recorder, RoundStreamer
-from hf_diversed.generation.recurrent_model import open_model
+from hf_diversed.generation.recurrent import RecurrentModel
 from hf_diversed.generation.rows import RaggedRows
+from hf_diversed.generation.runner import RaggedModel
 from hf_diversed.generation.static import (
     StaticDrafter,
     StaticModel,
@@ -76,7 +79,7 @@ class Call:
 
     Attributes:
         verifier: the verifier of the call; the argument may be its name, or None with a head.
-        source: the candidate generator that drafts, see `find_source`; None for `draft` and prompt lookup.
+        source: the candidate generator that drafts, a constant of `candidates.py`; None for `draft` and lookup.
         draft: the draft model of this library's drafters; None without one.
         length_settings: settings of draft lengths of the call, without those of the draft model.
         requested_gamma, schedule, threshold: settings of the call, its verifier or its draft model; None if unset.
@@ -90,6 +93,10 @@ class Call:
         keep_raw: whether raw logits are kept.
         may_compact: whether finished rows may be removed: no model, processor, criterion or result indexes rows.
         drafter: the source of draft tokens.
+        static: runs `verify` compiled; None to run it eagerly.
+        row_values: the verifier's per-row settings.
+        num_unread: number of tokens of each row that the target has not processed.
+        checks: whether the next verdict is validated.
     """
 
     model: PreTrainedModel
@@ -113,7 +120,7 @@ class Call:
     random_source: RandomSource | None = None
 
     def __post_init__(self) -> None:
-        self.source = find_source(self)
+        self.source = self._find_source()
         self.draft = self.assistant_model if self.source is None else None
         refuse(self, MODELS)
         self.verifier = resolve_verifier(self, support.device(self.model))
@@ -126,6 +133,16 @@ class Call:
         self._resolve_lengths()
         self._prepare_rows()
         self.drafter = self._open_source()
+
+    def _find_source(self) -> str | None:
+        """Return which candidate generator drafts; None for the draft models and copies of this library."""
+        if self.candidate_generator is not None:
+            return OWN
+        if self.generation_config.use_mtp:
+            return MTP
+        if self.generation_config.speculation_type is not None:
+            return DFLASH
+        return SHARED_STATES if type(self.assistant_model).__name__.startswith(READS_STATES) else None
 
     # Facts about the prepared call, on which refusals depend.
 
@@ -299,6 +316,12 @@ class Call:
         self.recorder = Recorder(self.rows.prompt_length, self.verifier, sampled, self.streamer, self.results)
         reads_raw = self.verifier.needs_raw_logits or isinstance(self.streamer, RoundStreamer)
         self.keep_raw = bool(reads_raw or {"logits", "records"} & self.results)
+        self.row_values = self.verifier.row_values(self.batch_size, self.input_ids.device)
+        self.num_unread, self.checks = self.rows.prompt_length, self.verifier.needs_check
+        self.static = None
+        if self.compiler is not None:
+            keeps_scores = bool(self.results) or isinstance(self.streamer, RoundStreamer)
+            self.static = StaticVerification(self.compiler, self.model, self.verifier, self.max_drafted, keeps_scores)
         needs_all_rows = self.keep_rows or self.processor.reads_prefix or self.stops.needs_all_rows
         self.may_compact = not (needs_all_rows or self.results - {"records"})
 
@@ -366,23 +389,19 @@ class Call:
         target.model = self.drafter.record_outputs(target.model)
         return target
 
-    @cached_property
-    def engine(self) -> EagerEngine:
-        static = None
-        if self.compiler is not None:
-            keeps_scores = bool(self.results) or isinstance(self.streamer, RoundStreamer)
-            static = StaticVerification(self.compiler, self.model, self.verifier, self.max_drafted, keeps_scores)
-        return EagerEngine(
-            rows=self.rows,
-            target=self.target,
-            drafter=self.drafter,
-            processor=self.processor,
-            verifier=self.verifier,
-            random_source=self.random_source,
-            keep_raw=self.keep_raw,
-            verify=static or verify,
-            report=static.report if static else lambda: {"engine": "eager", "engine_reason": self.not_static},
-        )
+    @property
+    def forwards(self) -> tuple[int, int]:
+        """Number of forward passes so far, of the target model and of the draft model."""
+        return self.target.num_forwards, self.drafter.num_forwards
+
+    def report(self) -> dict[str, Any]:
+        """Return how the rounds were run, as fields of `SpeculativeStats`."""
+        return self.static.report() if self.static else {"engine": "eager", "engine_reason": self.not_static}
+
+
+def open_model(model: PreTrainedModel, *args, **kwargs) -> RaggedModel:
+    """Return a `RecurrentModel` if the model has recurrent states, else a `RaggedModel`, with the same arguments."""
+    return (RecurrentModel if support.recurrent_states(model) else RaggedModel)(model, *args, **kwargs)
 
 
 def resolve_verifier(call: Any, device: torch.device | None) -> Verifier:

@@ -27,22 +27,8 @@ if TYPE_CHECKING:
 # Names of the sources, by the argument that selects them.
 MTP, DFLASH, OWN = "use_mtp=True", 'speculation_type="dflash"', "candidate_generator"
 SHARED_STATES = "an assistant model that reads the target's keys and values"
-_READS_STATES = ("Gemma4Assistant", "Gemma4UnifiedAssistant")
+READS_STATES = ("Gemma4Assistant", "Gemma4UnifiedAssistant")  # beginnings of the names of such classes
 _MAX_OWN_TOKENS = 16  # per round of a caller's generator, if no number is set
-
-
-def find_source(call: "Call") -> str | None:
-    """Return which candidate generator a call uses; None for the draft models and copies of this library."""
-    config, assistant = call.generation_config, call.assistant_model
-    if call.candidate_generator is not None:
-        return OWN
-    if config.use_mtp:
-        return MTP
-    if config.speculation_type is not None:
-        return DFLASH
-    if type(assistant).__name__.startswith(_READS_STATES):
-        return SHARED_STATES
-    return None
 
 
 def default_gamma(source: str, call: "Call") -> int:

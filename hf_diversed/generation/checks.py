@@ -453,11 +453,6 @@ def _is_outside(threshold: Any) -> bool:
     return threshold is not None and not (numbers and len(numbers) == 1 and 0.0 <= numbers[0] <= 1.0)
 
 
-def _untied_states(call: Any) -> bool:
-    tied = getattr(support.text_config(call.model), "tie_last_hidden_states", None)
-    return call.verifier.needs_hidden_states and tied is False
-
-
 # Modes of transformers, and what to do instead.
 _OTHER_MODES = {
     "assistant_ensemble_weight": 'pass verifier="static:{}" instead',
@@ -636,11 +631,6 @@ CALLS = {
         "{call.verifier!r} needs probabilities of a draft model for each draft token, which prompt lookup "
         "(prompt_lookup_num_tokens) and greedy candidate generators lack; use a verifier that needs only p and the "
         "draft token, or only an assistant_model.",
-    ),
-    "untied hidden states": Refusal(
-        lambda call: _untied_states(call) and type(call.verifier).__name__,
-        "{found} needs the last hidden state after the final norm, but the target's config has "
-        "tie_last_hidden_states=False; remove that entry.",
     ),
 }
 

@@ -14,8 +14,8 @@ from hf_diversed import support
 from hf_diversed.blocks import DraftOutput
 from hf_diversed.generation.confidence import StoppingRule
 from hf_diversed.generation.processing import BlockProcessor
-from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.rows import PerRow, RaggedRows, is_one_of
+from hf_diversed.generation.runner import RaggedModel
 from hf_diversed.sampling import RandomSource, draw
 
 

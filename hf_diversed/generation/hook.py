@@ -226,7 +226,7 @@ def _generate_with_verifier(original, model: "PreTrainedModel", named: dict, ext
     arguments: dict[str, Any] = {parameter.name: settings.get(parameter.name) for parameter in _PARAMETERS}
     if arguments["diversed_head"] is None:  # settings of a head in configs apply to heads only
         arguments |= {name: added.get(name) for name in checks.HEAD_SETTINGS}
-    inputs = support.forward_inputs(model) | checks.TEXT_MARKERS
+    inputs, loop = support.forward_inputs(model) | checks.TEXT_MARKERS, settings.get("custom_generate")
     checks.refuse(
         SimpleNamespace(
             model=model,
@@ -235,9 +235,7 @@ def _generate_with_verifier(original, model: "PreTrainedModel", named: dict, ext
             input_ids=settings.get("input_ids") if settings.get("inputs") is None else settings["inputs"],
             model_kwargs={name: value for name, value in extra.items() if name in inputs},
             has_user_cache=any(extra.get(name) is not None for name in support.CACHE_NAMES),
-            custom_generate=None
-            if settings.get("custom_generate") is diversed_decoding
-            else settings.get("custom_generate"),
+            custom_generate=None if loop is diversed_decoding else loop,
             synced_gpus=settings.get("synced_gpus"),
             tokenizer=extra.get("tokenizer"),
             assistant_tokenizer=extra.get("assistant_tokenizer"),

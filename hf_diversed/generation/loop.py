@@ -1,25 +1,21 @@
 """The decoding loop and one round of it: draft a block, score it, verify it, and commit the accepted tokens.
 
+A round with NaN, infinity or invalid probabilities of a verifier raises an error before any of its tokens is emitted.
+
 `verify` is a function of tensors and can be compiled. In a round with a draft model, only `commit` copies data to
 the host; prompt lookup, streamers and stopping criteria add transfers, and a rule that ends draft blocks early adds
 one per draft token.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from hf_diversed.blocks import DraftOutput, Round, TargetOutput
-from hf_diversed.generation.drafting import Drafter
-from hf_diversed.generation.faults import FAULTS, INVALID_PROBS, find_faults, find_invalid_probs
-from hf_diversed.generation.processing import BlockProcessor, StopTracker
-from hf_diversed.generation.ragged_model import RaggedModel
-from hf_diversed.generation.recording import RecordedRound, Recorder
+from hf_diversed.blocks import DraftOutput, Round, TargetOutput, Verdict
+from hf_diversed.generation.recording import RecordedRound
 from hf_diversed.generation.rows import PerRow, RaggedRows, is_one_of
 from hf_diversed.outputs import GenerateDiversedOutput
-from hf_diversed.sampling import RandomSource, RoundNoise, count_accepted, draw
+from hf_diversed.sampling import RoundNoise, count_accepted, draw
 from hf_diversed.verifiers.base import Verifier, call_verifier
 
 
@@ -27,118 +23,85 @@ if TYPE_CHECKING:
     from hf_diversed.generation.call import Call
 
 
+# Error messages by code in `Round.faults`; 0 means that a row is valid.
+FAULTS = (
+    "",
+    "the target's scores are not finite (NaN or inf) at a position that determines a token; check its weights and "
+    "dtype (float16 overflows where bfloat16 does not), and processors that forbid every token or set +inf.",
+    "the draft model's scores are not finite (NaN or inf) at a verified position; check its weights and dtype "
+    "(float16 overflows where bfloat16 does not), and processors that forbid every token or set +inf.",
+    "{verifier} returned an acceptance probability or a distribution that is not finite, although both models' "
+    "scores are finite; check its settings, and the weights and hidden states that its head uses.",
+    "{verifier} returned invalid probabilities: acceptance probabilities must lie in [0, 1], and be 0 or 1 in greedy "
+    "decoding (`DraftOutput.sampled` is False), the emitted distribution (`Trace.emitted_probs`) must be non-negative "
+    "and sum to 1 at every position, and the residual distribution (`Verdict.replacement`) must be non-negative with "
+    "a positive sum. Check the verifier's arithmetic.",
+)
+INVALID_PROBS = len(FAULTS) - 1
+_ROUNDING = 1e-3
+
+
 def run(call: "Call") -> GenerateDiversedOutput | torch.Tensor:
     """Decode a call and return its value."""
-    engine, config = call.engine, call.generation_config
-    engine.prefill(config.prefill_chunk_size)
-    run_rounds(engine, call.gamma, call.stops, call.recorder, call.may_compact)
-    return call.recorder.result(call.rows, engine.forwards, engine.report(), config.return_dict_in_generate)
+    prefill(call)
+    run_rounds(call)
+    as_dict = call.generation_config.return_dict_in_generate
+    return call.recorder.result(call.rows, call.forwards, call.report(), as_dict)
 
 
-def run_rounds(
-    engine: "EagerEngine",
-    gamma: int,
-    stops: StopTracker,
-    recorder: Recorder,
-    may_compact: bool = False,
-) -> None:
-    """Decode until every row has ended.
+def prefill(call: "Call") -> None:
+    """Fill both caches with all tokens of the prompts but the last, which are inputs of the first round."""
+    chunk_size = call.generation_config.prefill_chunk_size
+    if not call.drafter.requires_model_outputs:  # otherwise the first round processes the prompt
+        call.target.prefill(call.rows.ids[:, : call.num_unread - 1], chunk_size)
+        call.num_unread = 1
+    call.drafter.prefill(chunk_size)
 
-    Args:
-        gamma: draft tokens per round; their maximum if the drafter ends blocks early.
-        may_compact: whether finished rows may be removed, as no code outside the engine indexes rows.
-    """
-    rows, verifier = engine.rows, engine.verifier
+
+def run_rounds(call: "Call") -> None:
+    """Decode until every row has ended."""
+    rows, recorder = call.rows, call.recorder
     while rows.running:
         # The shortest row: a criterion may still cut a longer one back to the target's learned positions.
         rows.check_positions(min(rows.lengths.host[row] for row in rows.running) + 1)
-        round = engine.round(gamma)  # draft a block, score it in one target forward, verify it
-        recorded = commit(rows, round, verifier)  # accepted tokens, then the residual or bonus token
+        round = run_round(call, call.gamma)  # draft a block, score it in one target forward, verify it
+        recorded = commit(rows, round, call.verifier)  # accepted tokens, then the residual or bonus token
         recorder.add(recorded, round)
-        stops.update(recorded.starts, recorder.scores_before)
-        recorder.stream(rows, recorded, engine.forwards)
-        engine.rewind(round, recorded.accepted)
-        running = rows.running
-        if may_compact and running and engine.should_compact(len(running)):
-            kept = torch.tensor(running, device=rows.ids.device)
-            for part in (rows, engine):
-                part.keep(kept)
-
-
-@dataclass(eq=False)
-class EagerEngine:
-    """Runs draft and target model, each over its own cache, with any processor and verifier.
-
-    Attributes:
-        rows: the batch; draft tokens are written behind each row's length.
-        verifier: verifies the draft tokens. random_source: None for greedy decoding.
-        keep_raw: also keep the target model's raw logits.
-        verify: `verify`, or a function that calls it compiled.
-        report: returns how the rounds were run, as fields of `SpeculativeStats`.
-    """
-
-    rows: RaggedRows
-    target: RaggedModel
-    drafter: Drafter
-    processor: BlockProcessor
-    verifier: Verifier
-    random_source: RandomSource | None
-    keep_raw: bool
-    verify: Callable[..., Round]
-    report: Callable[[], dict[str, Any]]
-
-    def __post_init__(self) -> None:
-        self._num_unread = 1  # tokens of each row that the target has not processed
-        self.row_values = self.verifier.row_values(len(self.rows.ids), self.rows.ids.device)
-        self._checks = self.verifier.needs_check  # validates the first verdict
-
-    @property
-    def forwards(self) -> tuple[int, int]:
-        """Number of forward passes so far, of the target model and of the draft model."""
-        return self.target.num_forwards, self.drafter.num_forwards
-
-    def prefill(self, chunk_size: int | None) -> None:
-        """Fill both caches with all tokens of the prompts but the last, which are inputs of the first round."""
-        if self.drafter.requires_model_outputs:  # the first round processes the prompt
-            self._num_unread = self.rows.prompt_length
-        else:
-            self.target.prefill(self.rows.ids[:, : self.rows.prompt_length - 1], chunk_size)
-        self.drafter.prefill(chunk_size)
-
-    def round(self, gamma: int) -> Round:
-        """Draft up to `gamma` tokens per row, score them in one target forward, and verify them."""
-        rows = self.rows
-        draft, drafted = self.drafter.propose(rows.draft_limit(gamma))
-        unread, self._num_unread = self._num_unread, 1
-        block = rows.last(unread) if draft is None else torch.cat([rows.last(unread), draft.tokens], dim=1)
-        scored = block.shape[1] - unread + 1
-        logits, hidden = self.target(block, rows.lengths + (-unread), keep=scored)
-        logits = logits.to(rows.ids.device)
-        scores = self.processor(rows, logits, offset=0, counts=rows.scored(drafted, scored))
-        target = TargetOutput(scores, hidden, logits if self.keep_raw else None)
-        round_noise = RoundNoise() if self.random_source is None else self.random_source.round_noise(scores)
-        needs_ids = self.verifier.needs_input_ids
-        text = rows.view(max(rows.lengths.host), rows.lengths) if needs_ids else rows.ids[:, : rows.prompt_length]
-        checks, self._checks = self._checks, self._checks and draft is None
-        return self.verify(
-            self.verifier, text, draft, target, self.row_values, rows.eos_ids_device, round_noise, checks
-        )
-
-    def rewind(self, round: Round, accepted: list[int]) -> None:
-        """Discard rejected draft tokens from the caches. `accepted`: number of accepted draft tokens per row."""
+        call.stops.update(recorded.starts, recorder.scores_before)
+        recorder.stream(rows, recorded, call.forwards)
         if round.draft is not None:
-            self.drafter.rewind(round.draft.tokens.shape[1], accepted, round.target.scores)
-        self.target.rewind()
+            call.drafter.rewind(round.draft.tokens.shape[1], recorded.accepted, round.target.scores)
+        call.target.rewind()
+        running = rows.running
+        if call.may_compact and running and call.target.is_worth_compacting(len(running), len(rows.ends)):
+            keep(call, torch.tensor(running, device=rows.ids.device))
 
-    def should_compact(self, running: int) -> bool:
-        """Whether to continue with only the `running` rows, which copies their caches."""
-        return self.target.is_worth_compacting(running, len(self.rows.ends))
 
-    def keep(self, kept: torch.Tensor) -> None:
-        """Continue with only these rows (long, ascending) of the batch."""
-        self.target.keep(kept)
-        self.drafter.keep(kept)
-        self.row_values = {name: values[kept] for name, values in self.row_values.items()}
+def run_round(call: "Call", gamma: int) -> Round:
+    """Draft up to `gamma` tokens per row, score them in one target forward, and verify them."""
+    rows, verifier = call.rows, call.verifier
+    draft, drafted = call.drafter.propose(rows.draft_limit(gamma))
+    unread, call.num_unread = call.num_unread, 1
+    block = rows.last(unread) if draft is None else torch.cat([rows.last(unread), draft.tokens], dim=1)
+    scored = block.shape[1] - unread + 1
+    logits, hidden = call.target(block, rows.lengths + (-unread), keep=scored)
+    logits = logits.to(rows.ids.device)
+    scores = call.processor(rows, logits, offset=0, counts=rows.scored(drafted, scored))
+    target = TargetOutput(scores, hidden, logits if call.keep_raw else None)
+    round_noise = RoundNoise() if call.random_source is None else call.random_source.round_noise(scores)
+    needs_ids = verifier.needs_input_ids
+    text = rows.view(max(rows.lengths.host), rows.lengths) if needs_ids else rows.ids[:, : rows.prompt_length]
+    checks, call.checks = call.checks, call.checks and draft is None
+    return (call.static or verify)(
+        verifier, text, draft, target, call.row_values, rows.eos_ids_device, round_noise, checks
+    )
+
+
+def keep(call: "Call", kept: torch.Tensor) -> None:
+    """Continue with only these rows (long, ascending) of the batch."""
+    for part in (call.rows, call.target, call.drafter):
+        part.keep(kept)
+    call.row_values = {name: values[kept] for name, values in call.row_values.items()}
 
 
 def verify(
@@ -211,3 +174,74 @@ def commit(rows: RaggedRows, round: Round, verifier: Verifier) -> RecordedRound:
     recorded = RecordedRound(rows.origins, rows.lengths.host, drafted, accepted, new.host)
     rows.advance(new, PerRow(ended, round.ended))
     return recorded
+
+
+def find_faults(
+    draft: DraftOutput | None,
+    target: TargetOutput,
+    verdict: Verdict | None,
+    num_accepted: torch.Tensor,
+    next_probs: torch.Tensor,
+    samples_next: torch.Tensor,
+) -> torch.Tensor:
+    """Index into `FAULTS` for every row, long `[B]`. Only positions that the emitted tokens depend on are checked.
+
+    Args:
+        next_probs: `[B, V]`, distribution of the next token. samples_next: bool `[B]`, rows that emit that token;
+            False if the last accepted draft token is EOS.
+    """
+
+    def any_not_finite(values: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
+        return (~torch.isfinite(values) & used).any(dim=-1)
+
+    positions = torch.arange(target.scores.shape[1], device=num_accepted.device)
+    reached = positions < (num_accepted + samples_next)[:, None]
+    # `amax` propagates NaN and inf, and is -inf if every token is forbidden, so checking it is enough.
+    target_faults = any_not_finite(target.top, reached)
+    if draft is None or verdict is None:
+        return target_faults.long()
+    verified = (positions <= num_accepted[:, None])[:, :-1] & draft.active
+    verifier_faults = any_not_finite(verdict.accept_prob, verified)
+    verifier_faults |= any_not_finite(next_probs.amax(dim=-1, keepdim=True), samples_next[:, None])
+    draft_faults = any_not_finite(draft.top, verified)
+    return torch.where(target_faults, 1, torch.where(draft_faults, 2, 3 * verifier_faults.long()))
+
+
+def find_invalid_probs(
+    verifier: Verifier,
+    verdict: Verdict,
+    draft: DraftOutput,
+    target: TargetOutput,
+    replacement: torch.Tensor,
+    rejected: torch.Tensor,
+) -> torch.Tensor:
+    """Return rows with invalid probabilities of a user-defined verifier, bool `[B]`. `find_faults` checks for NaN.
+
+    Args:
+        replacement: `[B, V]`, value of `verdict.replacement` at one position per row.
+        rejected: bool `[B]`, rows that rejected a token. The others do not use the replacement, which may be 0.
+
+    Raises:
+        ValueError: for a wrong shape.
+    """
+    block, vocabulary = draft.tokens.shape, target.scores.shape[2:]
+    emitted = None if verdict.trace.emitted_probs is None else verdict.trace.emitted_probs()
+    shapes = {
+        "accept_prob": (verdict.accept_prob, block),
+        "replacement": (replacement, block[:1] + vocabulary),
+        "the emitted distribution": (emitted, block + vocabulary),
+    }
+    for name, (values, expected) in shapes.items():
+        if values is not None and values.shape != expected:
+            raise ValueError(
+                f"{type(verifier).__name__}: {name} must have shape {list(expected)}, got {list(values.shape)}."
+            )
+    accept_prob = verdict.accept_prob.float()
+    allowed = accept_prob.clamp(0.0, 1.0) if draft.sampled else (accept_prob > 0.5).float()
+    wrong = (accept_prob - allowed).abs() > _ROUNDING
+    if emitted is not None:
+        wrong |= (emitted.amin(-1) < 0.0) | ((emitted.sum(-1) - 1.0).abs() > _ROUNDING)
+    rows = (wrong & draft.active).any(-1)
+    if draft.sampled:
+        rows |= (replacement.amin(-1) < 0.0) | (rejected & (replacement.sum(-1) <= 0.0))
+    return rows

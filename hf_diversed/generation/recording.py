@@ -173,7 +173,7 @@ class Recorder:
         """Return the value of the call and add its statistics to every `record_stats` block.
 
         Args:
-            forwards: number of forward passes of the target and of the draft model. report: see `EagerEngine.report`.
+            forwards: number of forward passes of the target and of the draft model. report: see `Call.report`.
         """
         if self.streamer is not None:
             self.streamer.end()

@@ -21,8 +21,8 @@ from hf_diversed.generation.compiling import Compiler, Functions, fingerprint, s
 from hf_diversed.generation.drafting import ModelDrafter, Step, draft_scores, draw_draft_tokens
 from hf_diversed.generation.loop import verify
 from hf_diversed.generation.processing import run_pointwise
-from hf_diversed.generation.ragged_model import RaggedModel, run_model
 from hf_diversed.generation.rows import PerRow
+from hf_diversed.generation.runner import RaggedModel, run_model
 from hf_diversed.sampling import RoundNoise
 from hf_diversed.verifiers.base import Verifier
 

@@ -15,7 +15,7 @@ from benchmarks import pair as pair_study
 from hf_diversed import load_demo_pair
 from hf_diversed.evaluation import read_results
 from hf_diversed.files import append_lines
-from hf_diversed.generation.ragged_model import RaggedModel
+from hf_diversed.generation.runner import RaggedModel
 from hf_diversed.tasks import PromptedTask, get_task
 from hf_diversed.tasks.summaries import rouge2
 from hf_diversed.verifiers.names import LOSSLESS, PLAIN

@@ -11,7 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 import hf_diversed
 from hf_diversed import LosslessVerifier, SpeculativeStats
-from hf_diversed.generation import ragged_model
+from hf_diversed.generation import runner
 from tests.families.shrink import MARKER
 from tests.tiny import PAD, VOCAB_SIZE, ragged_batch, sharpen, tiny_draft
 
@@ -181,12 +181,12 @@ def _compare_rows(ours: torch.Tensor, rows: list[torch.Tensor], together: torch.
 def _counted():
     """Yield a list with one entry per forward of our loop. Hooks would count as user code, which keeps all rows."""
     seen: list[str] = []
-    run = ragged_model.run_model
-    ragged_model.run_model = lambda *args: (seen.append("forward"), run(*args))[1]
+    run = runner.run_model
+    runner.run_model = lambda *args: (seen.append("forward"), run(*args))[1]
     try:
         yield seen
     finally:
-        ragged_model.run_model = run
+        runner.run_model = run
 
 
 def _is_refusal(error: Exception, name: str) -> bool:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from hf_diversed.generation.recurrent_model import open_model
+from hf_diversed.generation.call import open_model
 from hf_diversed.generation.rows import PerRow, RaggedRows
 from tests import versions
 from tests.families.compare import examine

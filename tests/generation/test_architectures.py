@@ -10,9 +10,9 @@ import torch
 import transformers as tf
 
 from hf_diversed import DiversedVerifier, LosslessVerifier, load_demo_pair, support
-from hf_diversed.generation import ragged_model
-from hf_diversed.generation.ragged_model import RaggedModel
+from hf_diversed.generation import runner
 from hf_diversed.generation.rows import PerRow, RaggedRows
+from hf_diversed.generation.runner import RaggedModel
 from tests import tiny
 from tests.generation.modes import STATIC
 
@@ -141,14 +141,14 @@ def test_output_embedding_gets_contiguous_states():
 
 def inputs_of(model, monkeypatch):
     """Return a list that receives the ids of each forward. A hook would count as user code, which keeps all rows."""
-    seen, run = [], ragged_model.run_model
+    seen, run = [], runner.run_model
 
     def record(used, tokens, *args):
         if used is model:
             seen.append(tokens)
         return run(used, tokens, *args)
 
-    monkeypatch.setattr(ragged_model, "run_model", record)
+    monkeypatch.setattr(runner, "run_model", record)
     return seen
 
 

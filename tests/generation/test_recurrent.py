@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, diversed_decoding, support
-from hf_diversed.generation import loop, recurrent_model
-from hf_diversed.generation.recurrent_model import open_model
+from hf_diversed.generation import loop, recurrent
+from hf_diversed.generation.call import open_model
 from hf_diversed.generation.rows import PerRow, RaggedRows
+from hf_diversed.generation.runner import RaggedModel
 from hf_diversed.generation.static import cannot_serve
 from tests import versions
 from tests.families.compare import prepare
@@ -68,7 +69,7 @@ def test_logits_after_rollback_are_fresh_logits(target, batch_size, monkeypatch)
     model = open_model(target, rows, None, torch.arange(8).expand(batch_size, -1), keep_hidden=False)
     model.prefill(ids[:, :7], chunk_size=3)
     fresh, index = target(ids, use_cache=False).logits, torch.arange(batch_size)[:, None]
-    monkeypatch.setattr(recurrent_model, "LONGEST_REPLAY", 4)  # so that all ways of reading tokens again are run
+    monkeypatch.setattr(recurrent, "LONGEST_REPLAY", 4)  # so that all ways of reading tokens again are run
     for step, accepted in enumerate((0, 4, 1, 2, 3, 1, 4, 4, 0, 2)):
         starts, width = rows.lengths + (-1), 1 if step in (3, 8) else 5
         kept = torch.tensor([accepted, 4, (accepted + step) % 5][:batch_size]).clamp_max(width - 1)
@@ -142,22 +143,18 @@ def test_prompt_lookup(target):
 
 def test_rounds_without_draft_tokens(target, monkeypatch):
     """Catches states that miss the token of a round without draft tokens, after which nothing is removed."""
-    run, inputs = loop.EagerEngine.round, batch(4)
+    run, inputs = loop.run_round, batch(4)
     for pattern in ([0, 3, 0, 0, 2], [3, 3, 0, 0, 0, 0, 4]):
         lengths = itertools.cycle(pattern)
-        monkeypatch.setattr(
-            loop.EagerEngine,
-            "round",
-            lambda engine, _, lengths=lengths: run(engine, next(lengths)),
-        )
+        monkeypatch.setattr(loop, "run_round", lambda call, _, lengths=lengths: run(call, next(lengths)))
         assert torch.equal(decode(target, tiny_draft(target), **inputs).sequences, plain(target, **inputs))
 
 
 def test_finished_rows_that_stay_in_the_batch(target, monkeypatch):
     """Catches finished rows that widen blocks or are read beyond the last column."""
-    monkeypatch.setattr(loop.EagerEngine, "should_compact", lambda engine, running: False)
-    lengths, run, inputs = itertools.cycle([6] * 3 + [0] * 12), loop.EagerEngine.round, batch(4)
-    monkeypatch.setattr(loop.EagerEngine, "round", lambda engine, _: run(engine, next(lengths)))
+    monkeypatch.setattr(RaggedModel, "is_worth_compacting", lambda model, running, rows: False)
+    lengths, run, inputs = itertools.cycle([6] * 3 + [0] * 12), loop.run_round, batch(4)
+    monkeypatch.setattr(loop, "run_round", lambda call, _: run(call, next(lengths)))
     ends = {"eos_token_id": plain(target, **inputs)[:2, 11].tolist(), "pad_token_id": PAD}
     out = decode(target, tiny_draft(target, noise=0.02), **inputs, **ends)
     assert torch.equal(out.sequences, plain(target, **inputs, **ends))
@@ -167,7 +164,7 @@ def test_finished_rows_that_stay_in_the_batch(target, monkeypatch):
 @pytest.mark.parametrize("verifier", [StaticEnsembleVerifier(0.4), LosslessVerifier()], ids=str)
 def test_sampled_text_is_that_of_full_forwards(model_type, verifier, monkeypatch):
     """Catches distributions from states with other tokens, which greedy text may hide, also for several sequences."""
-    monkeypatch.setattr(loop.EagerEngine, "should_compact", lambda engine, running: False)
+    monkeypatch.setattr(RaggedModel, "is_worth_compacting", lambda model, running, rows: False)
     target = hybrid(model_type)
     draft, inputs = tiny_draft(target, noise=0.15), batch(2)
     torch.manual_seed(0)

@@ -114,12 +114,6 @@ def recomputing():
     return model
 
 
-def untied_states():
-    model = tiny.tiny_model("llama", seed=5)
-    model.config.tie_last_hidden_states = False
-    return model
-
-
 def without_weights():
     return tiny.tiny_model("llama", seed=5).to("meta")
 
@@ -335,11 +329,6 @@ REFUSED = [
         "other modes", generate(assistant_ensemble_weight=0.4), 'assistant_ensemble_weight=0.4; verifier="static:0.4"'
     ),
     refused("early exit", generate(assistant_early_exit=1), "assistant_early_exit; assistant_model="),
-    refused(
-        "untied hidden states",
-        lambda: BENCH.with_head(target=untied_states()),
-        "tie_last_hidden_states=False; final norm; remove that entry",
-    ),
     refused("source of draft tokens", generate(use_mtp=True), "assistant_model and use_mtp=True; pass only one"),
     refused(
         "source of draft tokens",

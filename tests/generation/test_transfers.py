@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 
 from hf_diversed import DiversedVerifier, PhaseVerifier, StaticEnsembleVerifier, diversed_decoding
-from hf_diversed.generation import loop, ragged_model, static
-from hf_diversed.generation.ragged_model import RaggedModel
+from hf_diversed.generation import loop, runner, static
+from hf_diversed.generation.runner import RaggedModel
 from hf_diversed.verifiers import build_verifier
 from tests.generation.modes import STATIC, shallow
 from tests.tiny import ragged_batch, tiny_head
@@ -71,7 +71,7 @@ def counted(monkeypatch, rounds: list[Counter]):
     monkeypatch.setattr(static, "run_model", pausing(static.run_model))
     monkeypatch.setattr(static.StaticModel, "is_worth_compacting", lambda *_: False)
     monkeypatch.setattr(loop, "commit", committing)
-    monkeypatch.setattr(ragged_model, "COMPACT_AT", 0.0)  # compacting adds a transfer
+    monkeypatch.setattr(runner, "COMPACT_AT", 0.0)  # compacting adds a transfer
     with transfers:
         yield
 

@@ -3,18 +3,12 @@
 import torch
 from transformers import PreTrainedModel
 
-from hf_diversed import support
 from hf_diversed.cache import RaggedCache
-from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.rows import PerRow, RaggedRows
+from hf_diversed.generation.runner import RaggedModel
 
 
 LONGEST_REPLAY = 16  # tokens that a block reads again at most; more are read in a forward before it
-
-
-def open_model(model: PreTrainedModel, *args, **kwargs) -> RaggedModel:
-    """Return a `RecurrentModel` if the model has recurrent states, else a `RaggedModel`, with the same arguments."""
-    return (RecurrentModel if support.recurrent_states(model) else RaggedModel)(model, *args, **kwargs)
 
 
 class RecurrentModel(RaggedModel):
