@@ -32,6 +32,7 @@ def address(tmp_path_factory):
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(log.parent),  # without the published pair, so the page shows the embedded one
         "GRADIO_SERVER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
     }
