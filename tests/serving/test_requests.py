@@ -46,14 +46,9 @@ def test_every_deployment_serves_lossless():
     [
         ({"strictness": 7}, r"`diversed_strictness` must lie in \[0, 1\], got 7.0. 0 accepts every draft token"),
         ({"strictness": float("nan")}, r"`diversed_strictness` must lie in \[0, 1\], got nan"),
-        ({"temperature": 0.0, "max_bias": 2}, r"`diversed_max_bias` must lie in \[0, 1\], got 2.0"),
         ({"strictness": "high"}, r"`diversed_strictness` must be a number in \[0, 1\], got 'high'. 0 accepts"),
-        ({"strictness": True}, "`diversed_strictness` must be a number .* got True"),
-        ({"strictness": [0.5]}, r"`diversed_strictness` must be a number .* got \[0.5\]"),
-        ({"max_ratio": "inf"}, r"`diversed_max_ratio` must be a number in \[1, inf\], got 'inf'. 1 is lossless"),
         ({"max_ratio": 0.5}, r"`diversed_max_ratio` must lie in \[1, inf\], got 0.5. 1 is lossless"),
         ({"verifier": "static:0.9"}, "must be one of diversed, static:0.5, lenience:0.3, lossless, got 'static:0.9'"),
-        ({"verifier": ["diversed"]}, r"must be one of .* got \['diversed'\]"),
         ({"verifier": "static:0.5", "strictness": 0.5}, "'static:0.5' has no diversed_strictness; its settings"),
         ({"verifier": "lenience:0.3", "max_bias": 0.1}, "'lenience:0.3' has no diversed_max_bias; its settings: none"),
     ],
@@ -68,7 +63,6 @@ def test_refuses_by_name(deployment, fields, words):
     ("name", "words"),
     [
         ("strictness", "`strictness` is not a field of `vllm_xargs`. Allowed"),
-        ("max_bias", "`max_bias` is not a field of `vllm_xargs`. Allowed"),
         ("diversed_strictnes", "Allowed: diversed_verifier, diversed_strictness, diversed_max_bias"),
         ("Diversed-Strictness", "`Diversed-Strictness` is not a field"),
     ],
