@@ -6,7 +6,7 @@ import transformers.utils.hub
 from huggingface_hub import constants, hf_api
 from huggingface_hub.utils import _http, close_session
 
-from hf_diversed.head import loading
+from hf_diversed.head import modeling_diversed
 from tests.hub.loopback import LoopbackHub
 
 
@@ -32,4 +32,4 @@ def point_client_at(endpoint: str, monkeypatch, cache) -> None:
     monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(cache / "modules"))
     monkeypatch.setattr(_http.time, "sleep", lambda seconds: None)  # between retries
     close_session()
-    loading._load.cache_clear()
+    modeling_diversed._load.cache_clear()
