@@ -29,7 +29,7 @@ def naive_stop(blocks: list[list[float]], limits: list[int], fit: ConfidenceFit,
     for confidences, limit in zip(blocks, limits):
         survival = 1.0 if limit > len(confidences) else 0.0
         for value in confidences:
-            survival *= 0.0 if value == 0.0 else 1.0 / (1.0 + math.exp(-(0.64 + 0.64 * logit(value))))
+            survival *= 0.0 if value == 0.0 else 1.0 / (1.0 + math.exp(-(0.64 + 0.5 * logit(value))))
         survivals.append(survival)
     running = [survival for survival, limit in zip(survivals, limits) if limit > 0]
     return sum(running) / len(running) * fit.mean_acceptance <= fit.rate(cost) * cost
