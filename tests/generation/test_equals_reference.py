@@ -150,6 +150,8 @@ ENDS = [
     Case("two tokens", "Blocks that exceed the length.", {"max_new_tokens": 2}),
     Case("max_length", "Draft tokens after the last token.", {"max_new_tokens": None, "max_length": PROMPT + 7}),
     Case("gamma 1", "A cache that assumes several draft tokens.", {}, gamma=np.int64(1)),
+    Case("gamma 1, all rows stay", "Finished rows that grow, as a processor needs all rows.",
+         {"repetition_penalty": 1.3, "max_new_tokens": 24, "eos_token_id": None}, [BATCH, STATIC_BATCH], gamma=1),
     Case("gamma 9", "Columns beyond the first block.", {"max_new_tokens": 30}, gamma=9),
     Case("large gamma", "Memory for draft tokens that no row can have.", {}, SOME, gamma=10**9),
     Case("prefill in parts", "A part that the caches lack.", {"prefill_chunk_size": 5}, SOME),
@@ -650,3 +652,17 @@ def references(source: str):
 
 def read(source: str, is_draft: bool, ids, **_):
     return forward(source, is_draft, tuple(ids[0].tolist()))
+
+
+def test_settings_stay_with_their_rows(rows_left):
+    """Catches a strictness that moves to another row when finished rows are removed."""
+    (target, draft), inputs, strictness = models("draft"), prompts(4), [0.0, 0.3, 0.8, 1.0]
+    call = {"assistant_model": draft, "num_assistant_tokens": 4, "max_new_tokens": 24, "do_sample": False}
+    call |= {"return_dict_in_generate": True, "diversed_head": tiny_head(), "eos_token_id": SOME_ENDS}
+    together = target.generate(**inputs, **call, diversed_strictness=strictness)
+    assert rows_left
+    for row, value in enumerate(strictness):
+        alone = {name: values[row : row + 1] for name, values in inputs.items()}
+        expected = target.generate(**alone, **call, diversed_strictness=value)
+        assert torch.equal(together.sequences[row, : expected.sequences.shape[1]], expected.sequences[0])
+        assert together.stats.per_row[row].bias_sum == pytest.approx(expected.stats.bias_sum, abs=1e-5)
