@@ -441,6 +441,7 @@ VERIFIER_CASES = [
     _typical(0.3, 0.6),
     _top_k_relaxed(1, 0.0),
     _top_k_relaxed(3, 0.3),
+    _top_k_relaxed(2, 1.0),
     _top_k_relaxed(10, 0.6),
     _mars(0.9),
     _mars(0.5),

@@ -269,7 +269,7 @@ class NothingAfterEos(tf.LogitsProcessor):
 
     def __call__(self, input_ids, scores):
         ended = torch.isin(input_ids[:, PROMPT:], torch.tensor(SOME_ENDS)).any(dim=1)
-        return scores.masked_fill(ended[:, None], -torch.inf) if len(scores) == 1 else scores
+        return scores.masked_fill(ended[:, None], -torch.inf)
 
 
 class EndsAtEos(tf.LogitsProcessor):
@@ -346,7 +346,7 @@ PROCESSORS = [
     Case("users' processor", "Rows of another order, or of another prefix.", SCORES | given(Bias())),
     Case("processor in place", "Raw logits that a processor changes.", given(InPlace())),
     Case("processor in float64", "Scores in another dtype.", given(Wider()), SOME),
-    Case("nothing after EOS", "A check of the bonus position after an accepted EOS.",
+    Case("nothing after EOS", "A check of the bonus position after an accepted EOS, or of finished rows.",
          {"eos_token_id": SOME_ENDS, "max_new_tokens": 30, **given(NothingAfterEos())}),
     Case("ends at EOS", "Positions that are scored after a drafted EOS.",
          {"eos_token_id": SOME_ENDS, "max_new_tokens": 30, **given(EndsAtEos())}, ROWS_OF_ONE),

@@ -25,7 +25,7 @@ from hf_diversed.verifiers import (
 from hf_diversed.verifiers.base import CompositeVerifier
 from hf_diversed.verifiers.fly import forgiving_acceptance
 from tests.tiny import tiny_head
-from tests.verifier_cases import VOCAB, make_block
+from tests.verifier_cases import GAMMA, VOCAB, make_block
 from tests.verifiers.process import Tables, distance, judge, process_probs, product_probs
 
 
@@ -92,6 +92,17 @@ def test_fly_is_the_scan_of_its_decisions(window: int):
         torch.testing.assert_close(accept[0].double().cumprod(-1), reached, rtol=0.0, atol=ROUNDING)
         before = torch.cat([torch.ones(1).double(), reached[:-1]])
         torch.testing.assert_close(strict[0].double() * before, by_coin, rtol=0.0, atol=ROUNDING)
+
+
+def test_fly_window_of_a_block():
+    """Catches a default other than the number of draft tokens after the first one."""
+    draft, target = make_block("random", rows=8)
+    default, own, longer = (
+        FLyVerifier(0.0, window)(draft.tokens, random_drafts(draft), target).accept_prob
+        for window in (None, GAMMA - 1, GAMMA)
+    )
+    assert torch.equal(default, own)
+    assert not torch.equal(default, longer)
 
 
 def test_fly_after_a_certain_rejection():
