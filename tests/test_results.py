@@ -11,7 +11,7 @@ from benchmarks import pair as pair_study
 from hf_diversed.evaluation import read_results
 from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
 from tools import draw_figures, draw_plots
-from tools.figures import RESULTS, figures, flatten, over_target
+from tools.figures import RESULTS, _counted, figures, flatten, over_target
 from tools.tables import TABLES, brief
 from tools.tables.parts import Column, Row, Table, below, count, number, rate, tenths, times
 
@@ -79,6 +79,24 @@ def test_a_table_without_its_figures_is_refused():
         Table("", [row], [column, column._replace(metric="no such metric")], "").render()
     with pytest.raises(ValueError, match="must be one figure"):
         Table("", [Row("a", "lossless:confidence", "draft-lengths-int4")], [Column("c", "over_target")], "").render()
+
+
+def test_counted_speeds_are_of_all_tasks():
+    """Catches the best constant number of a single task, and means of ratios."""
+    setting = {"verifier": "lossless", "temperature": 0.0, "n": 2}
+    counts = {
+        "math": {"constant 1": (10, 5, 5), "constant 4": (10, 2, 8), "confidence 0.5": (10, 4, 8)},
+        "code": {"constant 1": (50, 40, 40), "constant 4": (50, 10, 40), "confidence 0.5": (50, 10, 20)},
+    }
+    rows = [
+        setting | {"task": task, "method": method} | dict(zip(("tokens", "target", "draft"), found))
+        for task, methods in counts.items()
+        for method, found in methods.items()
+    ]
+    found = {figure.method: figure for figure in _counted("study", {"records": rows})}
+    assert found["best"].value == 4
+    assert found["confidence"].value == pytest.approx((60 / (14 + 14)) / (60 / (12 + 24)))
+    assert (found["confidence"].task, found["confidence"].n) == ("lossless, greedy", 4)
 
 
 @pytest.mark.parametrize("name", TABLES)

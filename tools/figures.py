@@ -1,6 +1,7 @@
 """The figures of the studies in `results/` as records of one form, which the documentation's tables read."""
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from functools import cache
@@ -134,8 +135,30 @@ def _bootstrap(batches: int) -> Bootstrap:
     return Bootstrap(batches)
 
 
+def _counted(study: str, found: Row) -> Iterator[Figure]:
+    """Speeds over all tasks, relative to the constant number with the highest speed, and this number as "best".
+
+    The metric is "cost C", where a draft token costs C target forward passes; the rule of "confidence C" assumes C.
+    """
+    groups: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+    for row in found["records"]:
+        task = f"{row['verifier']}, {'sampled' if row['temperature'] else 'greedy'}"
+        groups[task][row["method"]].update({name: row[name] for name in ("n", "tokens", "target", "draft")})
+    for task, methods in groups.items():
+        for rule in [name for name in methods if name.startswith("confidence")]:
+            cost = float(rule.removeprefix("confidence "))
+            speeds = {name: each["tokens"] / (each["target"] + cost * each["draft"]) for name, each in methods.items()}
+            best = max((name for name in speeds if name.startswith("constant")), key=speeds.__getitem__)
+            n, metric = methods[rule]["n"], f"cost {cost:g}"
+            yield Figure(study, task, "best", n, metric, float(best.removeprefix("constant ")))
+            for name, speed in speeds.items():
+                if name == rule or not name.startswith("confidence"):
+                    yield Figure(study, task, name.removesuffix(f" {cost:g}"), n, metric, speed / speeds[best])
+
+
 _READERS: dict[str, Callable[[str, Row], Iterator[Figure]]] = {
     **{f"qwen-coder-speed-{name}": _speed for name in ("mbpp-t0", "gsm8k-t0", "mbpp-t0.7-k20-p0.8")},
     **{f"qwen-coder-speed-batch8-{suffix}": _speed for suffix in ("t0", "t0.7-k20-p0.8")},
+    "draft-lengths-counted": _counted,
     "serving-acceptance": _rows("verifier", part="acceptance"),
 }

@@ -1,6 +1,7 @@
 """Tables of times."""
 
-from tools.tables.parts import ACCEPTED, Column, Row, Table, every, number, tenths
+from tools.figures import Figure
+from tools.tables.parts import ACCEPTED, Column, Row, Table, count, every, number, tenths
 
 
 DRAFTED = Column("draft tokens per round", "drafted_per_round", lambda figure: f"{figure.value:.1f}")
@@ -8,6 +9,12 @@ OVER_TARGET = Column("over the target", "over_target", number)
 OVER_UPSTREAM = Column("over transformers", "over_upstream", number)
 OVER_CONSTANT = Column("over transformers, best constant number", "over_upstream_constant", number)
 UPSTREAM = "upstream"
+COUNTED = (
+    ("best", "best constant number"),
+    ("confidence", '`"confidence"`'),
+    ("constant 5", "constant 5"),
+    ("transformers", "transformers"),
+)
 TITLES = (("mbpp", "MBPP"), ("gsm8k", "GSM8K"))
 
 
@@ -21,11 +28,32 @@ def _label(task: str, method: str) -> str:
     return f"{task}, {name}, {schedule}"
 
 
+def _ratio_or_best(figure: Figure) -> str:
+    """Format the best constant number as "5", and a ratio to its speed as "1.02"."""
+    return count(figure) if figure.method == "best" else number(figure)
+
+
 def speed() -> dict[str, Table]:
     """Return the tables of the time of rounds."""
     verifiers = ("lossless", "lenience:0.3")
     lengths = [f"{verifier}:{length}" for verifier in verifiers for length in ("5", "confidence")]
     return {
+        "draft-lengths-counted": Table(
+            "method",
+            [
+                Row(f"{task}: {label}", method, "draft-lengths-counted", task)
+                for verifier in verifiers
+                for task in (f"{verifier}, sampled", f"{verifier}, greedy")
+                for method, label in COUNTED
+                if (verifier, method) != ("lenience:0.3", "transformers")  # which is lossless
+            ],
+            [Column(f"cost {cost}", f"cost {cost}", _ratio_or_best) for cost in (0.05, 0.1, 0.2, 0.3, 0.43)],
+            "Embedded pair, {n} prompts of three tasks, at most 96 new tokens, temperature 1 or greedy. The cost of a "
+            "draft token is in target forward passes; the rule assumes it. Ratios are of tokens / (target "
+            "forwards + cost * draft forwards) to the best constant number of 1 to 8, 12 and 16, which is chosen on "
+            "the same prompts for each cost. transformers: assisted generation with its defaults. Data: {data}, by "
+            "`benchmarks/forwards.py`.",
+        ),
         "draft-lengths-int4": Table(
             "task, method, schedule",
             [
@@ -46,6 +74,7 @@ def speed() -> dict[str, Table]:
                 OVER_UPSTREAM,
                 OVER_CONSTANT,
             ],
+            "Measured on 2026-11-26, when the rule assumed a cost of 0.3 for all pairs, and at most 8 draft tokens. "
             "Qwen2.5-Coder 1.5B in bfloat16 (oneDNN-packed weights) and 0.5B in int4 (torchao 0.18), or in bfloat16 "
             "(packed) where stated; temperature 1, at most 128 new tokens; ratios of tokens per second with the "
             "prefill, eager engine, batch size 1, two threads of a CPU with bfloat16 instructions; {n} prompts per "
