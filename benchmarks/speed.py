@@ -24,7 +24,7 @@ import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, CompileConfig, PreTrainedModel
 from transformers.utils import logging
 
 from hf_diversed.blocks import DecodingContext, DraftOutput, TargetOutput, Verdict
@@ -40,7 +40,6 @@ from hf_diversed.evaluation.decoder import (
 )
 from hf_diversed.evaluation.table import number, percent
 from hf_diversed.files import write_json
-from hf_diversed.generation.warmup import default_compile_config
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.verifiers import Verifier
@@ -156,7 +155,10 @@ def build(name: str, head: Any, device: torch.device, options: argparse.Namespac
     (method,) = build_methods([plain_name], head, device)
     if method.verifier is not None and options.acceptance is not None:
         method = replace(method, verifier=SyntheticVerifier(method.verifier, options.acceptance))
-    config = default_compile_config(device, options.backend) if compiled else None
+    if not compiled:
+        return replace(method, label=name)
+    graphs = device.type == "cuda" and options.backend == "inductor"
+    config = CompileConfig(backend=options.backend, mode="reduce-overhead" if graphs else "default", dynamic=False)
     return replace(method, label=name, compile_config=config)
 
 

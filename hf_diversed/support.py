@@ -471,6 +471,8 @@ def cannot_compile(model: PreTrainedModel) -> str | None:
         return f"is wrapped in a {type(model).__name__}"
     if not all(map(is_library_code, _forward_hooks(model))):
         return "has forward hooks of the user"
+    if inputs := peft_inputs(model):
+        return f"has hooks of PEFT for arguments of this call ({', '.join(sorted(inputs))})"
     quantizer = getattr(model, "hf_quantizer", None)
     return None if quantizer is None or quantizer.is_compileable else "is quantized in a way that cannot be compiled"
 

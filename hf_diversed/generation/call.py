@@ -96,7 +96,7 @@ class Call:
         static: runs `verify` compiled; None to run it eagerly.
         row_values: the verifier's per-row settings.
         num_unread: number of tokens of each row that the target has not processed.
-        checks: whether the next verdict is validated.
+        needs_check: whether the next verdict is validated.
     """
 
     model: PreTrainedModel
@@ -272,14 +272,14 @@ class Call:
                 f"{_SCHEDULE}={self.schedule!r} has no effect with a verifier; supported are "
                 f'"{CONSTANT}" and "{CONFIDENCE}".'
             )
-        is_static = config.cache_implementation == "static"
         is_free = self.schedule is None and requested is None and not self.threshold
-        by_default = is_free and self.batch_size == 1 and not is_static
+        by_default = is_free and self.batch_size == 1 and self.compiler is None
         self.rule: StoppingRule | None = None
         if self.draft is None or not self.verifier.allows_early_stop or self.compiler is not None:
             if self.early_end is not None:
-                cause = f"{self.verifier!r} does not allow blocks to end early"
-                cause = cause if not self.verifier.allows_early_stop else "compiled rounds do not end early"
+                cause = "compiled rounds do not end early"
+                if not self.verifier.allows_early_stop:
+                    cause = f"{self.verifier!r} does not allow blocks to end early"
                 logger.warning_once(f"{self.early_end} has no effect: {cause}.")
         elif self.threshold:
             self.rule = ThresholdRule(self.threshold)
@@ -289,7 +289,7 @@ class Call:
             drafted = MAX_CONFIDENT_TOKENS
         copied = 0 if self.draft is None else read_integer(config.prompt_lookup_num_tokens) or 0
         remaining = max(self.max_length - self.input_ids.shape[1] - 1, 1)  # tokens of a row after the next one
-        if is_static:
+        if self.compiler is not None:
             remaining = gamma_for(remaining)  # rounded, so that static rounds of few different lengths are compiled
         self.gamma = min(max(drafted, copied), remaining)
         self.max_drafted, self.max_copied = min(drafted, self.gamma), min(copied, self.gamma)
@@ -317,7 +317,7 @@ class Call:
         reads_raw = self.verifier.needs_raw_logits or isinstance(self.streamer, RoundStreamer)
         self.keep_raw = bool(reads_raw or {"logits", "records"} & self.results)
         self.row_values = self.verifier.row_values(self.batch_size, self.input_ids.device)
-        self.num_unread, self.checks = self.rows.prompt_length, self.verifier.needs_check
+        self.num_unread, self.needs_check = self.rows.prompt_length, self.verifier.needs_check
         self.static = None
         if self.compiler is not None:
             keeps_scores = bool(self.results) or isinstance(self.streamer, RoundStreamer)

@@ -72,7 +72,7 @@ def _unused_arguments(call: Any) -> dict[str, str] | None:
 
 # Arguments of the library, `call.added`, in a call without head and verifier.
 WITHOUT_VERIFIER = {
-    "arguments without verifier": Refusal(_unused_arguments, "{names} requires {needed} as well.", early=True),
+    "arguments without verifier": Refusal(_unused_arguments, "{names} requires {needed} as well."),
 }
 
 
@@ -211,7 +211,6 @@ TOKENIZERS = Refusal(
     "target and draft model have different tokenizers: id {id} is {token!r} for the target and {other!r} for the "
     "draft model. Use a draft model with the target's tokenizer, or transformers' assisted generation, which is "
     "lossless, without a verifier.",
-    early=True,
 )
 
 
@@ -225,17 +224,14 @@ GENERATE = {
     "custom_generate": Refusal(
         lambda call: call.custom_generate is not None and repr(call.custom_generate),
         "custom_generate={found} cannot be combined with diversed_head= or verifier=; pass one.",
-        early=True,
     ),
     "synced_gpus": Refusal(
         lambda call: call.synced_gpus,
         "synced_gpus=True is not supported with a verifier: processes need different numbers of rounds.",
-        early=True,
     ),
     "stop strings": Refusal(
         lambda call: call.generation_config.stop_strings is not None and call.tokenizer is None,
         "stop_strings require the tokenizer: pass tokenizer=.",
-        early=True,
     ),
     "tokenizers": TOKENIZERS,
 }
@@ -636,4 +632,4 @@ CALLS = {
 
 ATTACHED = MODELS | VERIFIERS
 REFUSED = WITHOUT_VERIFIER | GENERATE | MODELS | VERIFIERS | CALLS
-BEFORE_PREPARATION = {name: each for name, each in (GENERATE | MODELS | CALLS).items() if each.early}
+BEFORE_PREPARATION = GENERATE | {name: each for name, each in (MODELS | CALLS).items() if each.early}

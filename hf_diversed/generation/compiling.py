@@ -4,12 +4,13 @@ Evaluating guards takes longer than the forward of a small model. Instead, every
 an argument or part of the key, which a call computes once.
 """
 
+import functools
 import itertools
 import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ _NUMBERS = itertools.count()
 Functions = dict[tuple, "CompiledFunction"]
 _compiled: "weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Functions]]" = weakref.WeakKeyDictionary()
 _warned: "weakref.WeakKeyDictionary[nn.Module, set[str]]" = weakref.WeakKeyDictionary()
-_compiling = threading.RLock()
+_compiling = threading.RLock()  # a compilation takes minutes
+_table = threading.Lock()  # of `_compiled`
 
 
 def how_to_compile(config: GenerationConfig, device: torch.device) -> CompileConfig | None:
@@ -61,7 +63,7 @@ def warn_once(model: PreTrainedModel, message: str) -> None:
 
 def clear_compiled() -> None:
     """Free all compiled decoding functions. Other functions that `torch.compile` has compiled compile again, too."""
-    with _compiling:
+    with _compiling, _table:
         _compiled.clear()
         torch.compiler.reset()
 
@@ -103,6 +105,18 @@ def settings_of(*parts: object) -> Hashable:
     return tuple(entries)
 
 
+def inputs_key(inputs: Iterable[Any]) -> Hashable:
+    """Return a key of the tensors among the inputs of a function; others are None or part of another key.
+
+    Equal tensors are numbered, because a tensor that is passed twice is compiled as one.
+    """
+    numbers: dict[int, int] = {}
+    return tuple(
+        (x.shape, x.dtype, x.device, numbers.setdefault(id(x), len(numbers))) if isinstance(x, torch.Tensor) else None
+        for x in inputs
+    )
+
+
 def _layout(tensor: torch.Tensor) -> Hashable:
     kind = type(tensor), tensor.dtype, tensor.device, tensor.requires_grad, tensor.is_inference()
     return (*kind, tensor.shape, tensor.stride())
@@ -121,8 +135,12 @@ def _plain(value: Any, configs: dict[int, Hashable]) -> Any:
         return tuple((str(name), _plain(item, configs)) for name, item in value.items())
     if isinstance(value, torch.Tensor):
         return _layout(value)
-    if isinstance(value, types.FunctionType):
+    if isinstance(value, (types.FunctionType, types.BuiltinFunctionType)):
         return value
+    if isinstance(value, types.MethodType):
+        return value.__func__, id(value.__self__)  # a reference in the key would keep a model alive
+    if isinstance(value, functools.partial):
+        return tuple(_plain(part, configs) for part in (value.func, value.args, value.keywords))
     if hasattr(value, "to_dict"):  # a configuration, which the modules of a model share
         if id(value) not in configs:
             configs[id(value)] = None  # in case it contains itself
@@ -205,8 +223,9 @@ class Compiler:
         """Return the functions of earlier calls with this model in the same state and with the same key."""
         if self.config is None:
             return {}
-        with _compiling:
-            return _compiled.setdefault(support.weak_key(model), {}).setdefault((self._state, key()), {})
+        own = key()
+        with _table:
+            return _compiled.setdefault(support.weak_key(model), {}).setdefault((self._state, own), {})
 
     def run(self, kept: Functions, function: Callable, shape: tuple, *args: Any) -> Any:
         """Return `function(*args)`. `shape` contains what is constant in the function: sizes, and other settings."""

@@ -81,7 +81,7 @@ def diversed_decoding(
             expected to be faster (`ConfidenceRule`), after at most `num_assistant_tokens` if they are set, else 16.
             Compiled rounds have no rule: "confidence" has no effect there. None for the value of a generation
             config, the call's before the draft model's; else "confidence" for a single row whose gamma is set
-            nowhere, without `cache_implementation="static"`, and "constant" for all others.
+            nowhere, in eager rounds, and "constant" for all others.
         assistant_confidence_threshold: in [0, 1]. As in transformers, a block ends after a draft token with a lower
             probability under q. It replaces the rule of the schedule; 0 sets no threshold. None for the value that
             the call's or the draft model's generation config sets.
@@ -198,6 +198,11 @@ def _dispatch(original, model: "PreTrainedModel", args: tuple, kwargs: dict[str,
     signature = inspect.signature(original)
     if "assistant_model" not in signature.parameters:  # wrapped with *args and **kwargs
         signature = _STOCK[0]
+    if "assistant_model" not in signature.parameters:
+        raise RuntimeError(
+            "GenerationMixin.generate was wrapped before hf_diversed was imported, by a function that hides its "
+            "parameters; import hf_diversed first, or add functools.wraps to the wrapper."
+        )
     named = signature.bind(model, *args, **kwargs).arguments
     del named["self"]
     return _generate_with_verifier(original, model, named, named.pop("kwargs", {}), added, attached)
@@ -224,6 +229,10 @@ def _generate_with_verifier(original, model: "PreTrainedModel", named: dict, ext
     sources = [*call_sources, attached, vars(model.generation_config)]
     settings = {name: support.first_set(name, sources) for name in itertools.chain(*sources)}
     arguments: dict[str, Any] = {parameter.name: settings.get(parameter.name) for parameter in _PARAMETERS}
+    arguments |= {name: support.first_set(name, (added, attached)) for name in ("diversed_head", "verifier")}
+    # Those of the model's own config have a lower rank, see `Call`, and do not conflict with prompt lookup.
+    own = [{name: value for name, value in source.items() if value is not None} for source in sources[:-1]]
+    arguments |= {name: support.first_set(name, own) for name in _LENGTHS}
     if arguments["diversed_head"] is None:  # settings of a head in configs apply to heads only
         arguments |= {name: added.get(name) for name in checks.HEAD_SETTINGS}
     inputs, loop = support.forward_inputs(model) | checks.TEXT_MARKERS, settings.get("custom_generate")

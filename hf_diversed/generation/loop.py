@@ -91,7 +91,9 @@ def run_round(call: "Call", gamma: int) -> Round:
     round_noise = RoundNoise() if call.random_source is None else call.random_source.round_noise(scores)
     needs_ids = verifier.needs_input_ids
     text = rows.view(max(rows.lengths.host), rows.lengths) if needs_ids else rows.ids[:, : rows.prompt_length]
-    checks, call.checks = call.checks, call.checks and draft is None
+    checks = call.needs_check
+    if draft is not None:
+        call.needs_check = False  # only the first verdict is validated
     return (call.static or verify)(
         verifier, text, draft, target, call.row_values, rows.eos_ids_device, round_noise, checks
     )

@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from hf_diversed import support
 from hf_diversed.blocks import BlockOutput, DraftOutput, Round, TargetOutput, Trace, Verdict
 from hf_diversed.cache import block_masks, enlarged
-from hf_diversed.generation.compiling import Compiler, Functions, fingerprint, settings_of
+from hf_diversed.generation.compiling import Compiler, Functions, fingerprint, inputs_key, settings_of
 from hf_diversed.generation.drafting import ModelDrafter, Step, draft_scores, draw_draft_tokens
 from hf_diversed.generation.loop import verify
 from hf_diversed.generation.processing import run_pointwise
@@ -187,10 +187,11 @@ class StaticModel(RaggedModel):
         self.buffers = Buffers(*fitted, pad_rows(positions, size), pad_rows(real, size))
 
     def is_worth_compacting(self, running: int, num_rows: int) -> bool:
-        """Whether smaller buffers hold the `running` rows, and functions are compiled for them."""
-        size = size_for(running)
-        is_compiled = self._compiler.config is None or any(key[1] == size for key in self._kept)
-        return size < size_for(num_rows) and is_compiled
+        """Whether smaller buffers hold the `running` rows.
+
+        Compiled calls keep their size, because the functions for another one would be compiled in mid-call.
+        """
+        return self._compiler.config is None and size_for(running) < size_for(num_rows)
 
     def __call__(self, tokens: torch.Tensor, starts: PerRow, keep: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         num_rows, num_tokens = tokens.shape
@@ -210,8 +211,9 @@ class StaticModel(RaggedModel):
 
     def run(self, function: Callable, settings: tuple, owner: object, *args: Any) -> Any:
         """Return `function(owner, *args)`, with the tensors' rows padded; its other arguments are in `settings`."""
-        shape = (*self.buffers.real.shape, *settings)
-        return self._compiler.run(self._kept, function, shape, owner, *self.padded(*args))
+        padded = self.padded(*args)
+        shape = (*self.buffers.real.shape, inputs_key(padded), *settings)
+        return self._compiler.run(self._kept, function, shape, owner, *padded)
 
     def padded(self, *args: Any) -> list[Any]:
         size = len(self.buffers.real)
@@ -322,8 +324,8 @@ class StaticVerification:
         assert draft is not None
         sampled, noise = draft.sampled, (round_noise.uniforms, round_noise.noise)
         inputs = _tensors(draft), _tensors(target), row_values, eos_ids, noise
-        sizes = (None if x is None else (x.shape, x.dtype) for x in (*inputs[0].values(), *inputs[1].values()))
-        shape = (*sizes, *sorted(row_values), None if eos_ids is None else len(eos_ids), sampled)
+        tensors = [*inputs[0].values(), *inputs[1].values(), *row_values.values(), eos_ids, *noise]
+        shape = (inputs_key(tensors), *row_values, sampled)
         found = self._compiler.run(self._kept, decide, shape, verifier, *inputs, sampled)
         trace = Trace(weight=found[1], tv=found[2], bias=found[3])
         verdict = Verdict(found[0], _no_replacement, trace)

@@ -1,4 +1,4 @@
-"""Compiled decoding: the default compile configuration, and compiling ahead of time."""
+"""Compiling ahead of time."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 
 from hf_diversed import support
 from hf_diversed.generation.call import requested_gamma, resolve_verifier
-from hf_diversed.generation.checks import HEAD_SETTINGS
+from hf_diversed.generation.checks import CALLS, HEAD_SETTINGS, refuse
 from hf_diversed.generation.compiling import how_to_compile
 from hf_diversed.generation.confidence import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.generation.hook import install_hook
@@ -18,17 +18,7 @@ from hf_diversed.generation.static import SMALLEST_CAPACITY
 from hf_diversed.head import DiversedHead
 from hf_diversed.outputs import CompileStats
 from hf_diversed.verifiers import Verifier
-
-
-def default_compile_config(device: torch.device, backend: str = "inductor") -> CompileConfig:
-    """Return the compile configuration of compiled methods: static shapes, with CUDA graphs on CUDA.
-
-    The backend "eager" only traces, for tests.
-    """
-    graphs = device.type == "cuda" and backend == "inductor"
-    config = CompileConfig(backend=backend, mode="reduce-overhead" if graphs else "default", dynamic=False)
-    config._compile_all_devices = True  # otherwise transformers does not compile on a CPU
-    return config
+from hf_diversed.verifiers.base import read_integer
 
 
 def warmup(
@@ -83,7 +73,9 @@ def warmup(
     settings = support.entries(model.generation_config)
     if num_assistant_tokens is not None:
         settings["num_assistant_tokens"] = num_assistant_tokens
-    gamma = requested_gamma(settings, resolved, assistant_model) or DEFAULT_NUM_ASSISTANT_TOKENS
+    requested, name = requested_gamma(settings, resolved, assistant_model), "number of draft tokens"
+    refuse(SimpleNamespace(requested_gamma=requested), {name: CALLS[name]})
+    gamma = read_integer(requested) or DEFAULT_NUM_ASSISTANT_TOKENS
     options = {
         "assistant_model": assistant_model,
         "diversed_head": diversed_head,

@@ -200,6 +200,24 @@ def test_order_of_sources_of_the_draft_length(pair, monkeypatch):
     assert configs[1].num_assistant_tokens == 2
 
 
+def test_draft_lengths_of_the_model_config_do_not_conflict_with_prompt_lookup(pair, monkeypatch):
+    """Catches settings of the model's config that are refused as if the caller had passed them."""
+    monkeypatch.setattr(pair[0].generation_config, "num_assistant_tokens", 3)
+    lookup = {"assistant_model": None, "verifier": "lossless", "prompt_lookup_num_tokens": 2, "max_new_tokens": 4}
+    assert generate(pair, **lookup).sequences.shape[1] > 0
+    config = GenerationConfig(num_assistant_tokens=2)
+    call = {"verifier": "lossless", "num_assistant_tokens": None, "max_new_tokens": 9, "do_sample": False}
+    with_config = generate(pair, **call, generation_config=config).stats
+    assert with_config.num_drafted == generate(pair, **call | {"num_assistant_tokens": 2}).stats.num_drafted
+
+
+def test_verifiers_of_generation_configs_are_ignored(pair):
+    """Catches a verifier in a config that conflicts with the head of the call."""
+    config = GenerationConfig(max_new_tokens=4)
+    config.verifier = "lossless"
+    assert generate(pair, diversed_head=tiny_head(), generation_config=config).stats.num_drafted
+
+
 def test_call_then_attachment_then_model_config(pair):
     """Catches a server's default that no request can override, and one that a checkpoint's config overrides."""
     target, draft = pair

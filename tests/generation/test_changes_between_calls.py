@@ -1,19 +1,22 @@
 """Changes of models, settings and modes between compiled calls; each call must return the tokens of an eager one."""
 
 import copy
+import functools
 import gc
 import weakref
 from contextlib import nullcontext
 
 import pytest
 import torch
-from peft import LoraConfig, inject_adapter_in_model
+import torch.nn.functional as F
+from peft import LoraConfig, get_peft_model, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 import hf_diversed
 from hf_diversed import DiversedVerifier, StaticEnsembleVerifier
 from hf_diversed.generation.compiling import fingerprint, settings_of
+from hf_diversed.verifiers import SpecCascadeVerifier
 from tests.evaluation.fakes import character_tokenizer
 from tests.generation.modes import TRACED, decode, run_untraced, shallow
 from tests.tiny import ragged_batch, tiny_draft, tiny_head, tiny_model
@@ -128,6 +131,21 @@ def test_a_model_with_hooks_of_the_user_runs_eagerly():
     assert torch.equal(again.sequences, without.sequences)
 
 
+def test_the_adapter_of_a_call_runs_eagerly():
+    """Catches a compiled forward that ignores `adapter_names`, which PEFT passes on by hooks."""
+    (base,) = shallow((tiny_model("llama"),))
+    lora = LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False, r=4, lora_alpha=64)
+    target = get_peft_model(base, lora, adapter_name="one")
+    target.add_adapter("two", lora)
+    target.eval()
+    without = decode((target, None), TRACED, **CALL)
+    assert without.stats.engine == "compiled"
+    expected, out = (decode((target, None), mode, **CALL, adapter_names=["two"]) for mode in ({}, TRACED))
+    assert out.stats.engine_reason == "the target has hooks of PEFT for arguments of this call (adapter_names)"
+    assert torch.equal(out.sequences, expected.sequences)
+    assert not torch.equal(out.sequences, without.sequences)
+
+
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode, lambda: torch.autocast("cpu")])
 def test_compiled_calls_follow_modes(mode):
     """Catches compiled code that keeps a mode of its first call: autocast, gradients, inference."""
@@ -195,6 +213,34 @@ def test_compiled_verification_follows_its_settings(pair):
     assert len(set(weights[:5])) == 5
 
 
+def test_verification_follows_whether_raw_logits_are_the_scores(pair):
+    """Catches verification that reads the scores in place of raw logits, which are one tensor without processors."""
+    call = {"do_sample": True, "top_k": 0, "max_new_tokens": 24, "num_assistant_tokens": 4, "batch": ragged_batch(1)}
+    for temperature in (1.0, 0.3):
+        outs = []
+        for mode in ({}, TRACED):
+            torch.manual_seed(3)
+            outs.append(decode(pair, mode, SpecCascadeVerifier("token_v3", 0.5), temperature=temperature, **call))
+        assert torch.equal(outs[1].sequences, outs[0].sequences)
+
+
+def test_tokens_of_a_seed_do_not_depend_on_earlier_calls(pair, monkeypatch):
+    """Catches noise of another shape after calls with fewer rows."""
+    run_untraced(monkeypatch)
+    batch = ragged_batch(4)
+    ends = decode(pair, {}, batch=batch, max_new_tokens=24).sequences[:3, 11].tolist()
+    call = {"do_sample": True, "top_k": 0, "max_new_tokens": 24, "eos_token_id": ends, "temperature": 0.7}
+
+    def sample():
+        torch.manual_seed(3)
+        return decode(pair, TRACED, **call, batch=batch).sequences
+
+    before = sample()
+    for rows in (1, 2):
+        decode(pair, TRACED, **call, batch=ragged_batch(rows))
+    assert torch.equal(sample(), before)
+
+
 def test_processors_in_draft_steps_follow_their_settings(pair, monkeypatch):
     """Catches a draft step that keeps the temperature, and one that is compiled for each call."""
     run_untraced(monkeypatch)
@@ -233,3 +279,11 @@ def test_keys():
     assert settings_of(one) == settings_of(true)
     true.weight = True
     assert settings_of(one) != settings_of(true)
+    module, keys = nn.Linear(1, 1), []
+    partial = functools.partial(F.gelu, approximate="tanh")
+    for act in (F.gelu, torch.tanh, F.silu, partial, module.extra_repr):
+        module.act = act
+        keys.append(fingerprint(module))
+    module.act = functools.partial(F.gelu, approximate="tanh")
+    assert len(set(keys)) == 5
+    assert fingerprint(module) == keys[3]

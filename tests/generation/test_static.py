@@ -11,6 +11,7 @@ from transformers.models.mllama.configuration_mllama import MllamaTextConfig
 
 import hf_diversed
 from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier, diversed_decoding
+from hf_diversed.generation.confidence import ConfidenceRule
 from hf_diversed.generation.static import gamma_for
 from hf_diversed.verifiers.mixture import MixtureVerifier, Weights
 from tests.generation.modes import (
@@ -292,7 +293,7 @@ def _contains(input_ids, scores, token: int):
     return (input_ids[:, 9:] == token).any(dim=-1)
 
 
-def test_batches_are_compacted_to_compiled_sizes_only(pair, monkeypatch, rows_left):
+def test_only_uncompiled_batches_are_compacted(pair, monkeypatch, rows_left):
     """Catches compacting to a size that must first be compiled, and a batch that is never compacted."""
     run_untraced(monkeypatch)
     batch = ragged_batch(4)
@@ -301,10 +302,17 @@ def test_batches_are_compacted_to_compiled_sizes_only(pair, monkeypatch, rows_le
     rows_left.clear()
     decode(pair, TRACED, **call)
     assert rows_left == []
-    decode(pair, TRACED, **{**call, "batch": ragged_batch(1)})
-    decode(pair, TRACED, **call)
+    decode(pair, STATIC, **call)
     assert rows_left == [1]
     assert_same(pair, TRACED, **call)
+
+
+def test_calls_that_fall_back_draft_as_many_tokens_as_eager_ones(pair, monkeypatch):
+    """Catches a default of static calls in one whose `cache_implementation` has no effect."""
+    made = []
+    monkeypatch.setattr(ConfidenceRule, "for_models", lambda *_: made.append(1))
+    decode(pair, STATIC, batch={"input_ids": torch.tensor([[5]])}, num_assistant_tokens=None)
+    assert made == [1]
 
 
 def test_what_static_shapes_cannot_serve_is_reported(pair, caplog):

@@ -81,6 +81,8 @@ def test_prompts_lead_to_every_size(max_length, gamma):
         ({"batch_sizes": (0,)}, "batch_sizes must be integers >= 1"),
         ({"max_length": 2}, r"max_length must lie in \[3, 1024\]"),
         ({"max_length": 1025}, r"max_length must lie in \[3, 1024\]"),
+        ({"num_assistant_tokens": 0}, "num_assistant_tokens must be an integer >= 1"),
+        ({"num_assistant_tokens": "5"}, "num_assistant_tokens must be an integer >= 1"),
         ({"compile_config": None}, "nothing would be compiled on cpu"),
     ],
 )
