@@ -133,6 +133,7 @@ STUDIES = [
     ("humaneval-t0.7-k20-p0.8-float32", "lossless-humaneval-float32", 4),
     ("gsm8k-t0.7-k20-p0.8", "qwen-coder-gsm8k-t0.7-k20-p0.8", 3),
     ("gsm8k", "lossless-gsm8k", 3),
+    ("scitldr", "qwen-coder-scitldr", 3),
 ]
 
 
@@ -197,22 +198,25 @@ def test_committed_frontier_is_current():
 
 
 def test_first_table_shows_the_measured_tasks(tmp_path, monkeypatch):
-    """Catches a task that was measured and is not shown, a head that is not found, and a cell of another method."""
+    """Catches a task that was measured and is not shown, a head that is not found, a cell of another method, and
+    seconds in the place of forward passes."""
     shutil.copytree(RESULTS / "real", tmp_path / "real", ignore=shutil.ignore_patterns("batches", "*scitldr*"))
     for module in (brief, tools.figures):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
     monkeypatch.setattr(brief, "figures", tools.figures.figures.__wrapped__)  # without its cache
     assert "summaries" not in brief.render()
-    rows = [{"method": "target", "quality": 0.105}, {"method": "diversed:model_cards/any", "quality": 0.1}]
+    rows = [{"method": "target", "quality": 0.105, "mean_rounds": 44.0}]
+    rows += [{"method": "diversed:model_cards/any", "quality": 0.1, "mean_rounds": 9.94}]
     records = [row | {"task": "scitldr", "n": 400} for row in rows]
     differences = [{"method": "diversed:model_cards/any", "minus": "target", "quality": -0.005}]
     study = {"records": records, "comparisons": differences}
     turns = {"target": {"turns": [{"seconds": [2.0, 4.0]}]}}
     timed = {"records": [{"seconds": [{"batch_size": 1, "methods": turns}]}]}
-    for name, content in (("qwen-coder-scitldr", study), ("qwen-coder-speed-scitldr", timed)):
-        (tmp_path / "real" / f"{name}.json").write_text(json.dumps(content))
-    row = next(line for line in brief.render().splitlines() if line.startswith("| summaries"))
-    assert row == "| summaries (SciTLDR, ROUGE-2) | 3.0 s, 10.5 | - | - | - | 10.0 |"
+    cells = "44.0 forwards, 10.5 | - | - | - | 9.9 forwards, 10.0", "3.0 s, 10.5 | - | - | - | 10.0"
+    for (name, content), expected in zip((("scitldr", study), ("speed-scitldr", timed)), cells):
+        (tmp_path / "real" / f"qwen-coder-{name}.json").write_text(json.dumps(content))
+        row = next(line for line in brief.render().splitlines() if line.startswith("| summaries"))
+        assert row == f"| summaries (SciTLDR, ROUGE-2) | {expected} |"
 
 
 def results_of(task, num_parts):
