@@ -517,7 +517,7 @@ def pad_token_id(config: GenerationConfig) -> int:
 
 
 class Criteria(NamedTuple):
-    """Stopping criteria of a prepared call, sorted.
+    """Stopping criteria of a prepared call, split by kind.
 
     Attributes:
         max_lengths: of all `MaxLengthCriteria`. eos_ids: of all `EosTokenCriteria`. others: the remaining criteria.
@@ -531,7 +531,7 @@ class Criteria(NamedTuple):
     pads_stopped_rows: bool
 
 
-def sort_criteria(criteria: StoppingCriteriaList) -> Criteria:
+def split_criteria(criteria: StoppingCriteriaList) -> Criteria:
     tensors = [each.eos_token_id for each in criteria if type(each) is EosTokenCriteria]
     return Criteria(
         [each.max_length for each in criteria if type(each) is MaxLengthCriteria],

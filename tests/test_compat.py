@@ -185,10 +185,10 @@ def test_prepared_criteria(llama):
     """Breaks length and EOS checks of a block: attributes of the criteria, and which must still be called."""
     mine = tf.MaxTimeCriteria(60.0)
     criteria = prepared(llama, eos_token_id=[5, 6], stopping_criteria=tf.StoppingCriteriaList([mine]))["criteria"]
-    found = support.sort_criteria(criteria)
+    found = support.split_criteria(criteria)
     assert (found.max_lengths, found.eos_ids, list(found.others)) == ([9], [5, 6], [mine])
     assert found.pads_stopped_rows
-    assert not support.sort_criteria(found.others).pads_stopped_rows
+    assert not support.split_criteria(found.others).pads_stopped_rows
 
 
 def test_silent_draft_length(llama):

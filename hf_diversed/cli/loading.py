@@ -10,7 +10,7 @@ from hf_diversed.tasks.loading import choose, parse_lines
 
 
 def quiet_transformers() -> None:
-    """Hide progress bars of loading, and warnings of transformers; those of this library have their own logger."""
+    """Hide the progress bars and warnings of transformers. Warnings of this library are still shown."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
 

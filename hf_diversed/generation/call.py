@@ -179,7 +179,7 @@ class Call:
 
     @cached_property
     def criteria(self) -> support.Criteria:
-        return support.sort_criteria(self.stopping_criteria)
+        return support.split_criteria(self.stopping_criteria)
 
     @cached_property
     def positions(self) -> torch.Tensor:

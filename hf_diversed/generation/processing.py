@@ -37,12 +37,13 @@ class BlockProcessor:
         self.reads_prefix = any(type(each) not in support.POINTWISE_PROCESSORS for each in self.processors)
 
     def __call__(self, rows: RaggedRows, scores: torch.Tensor, offset: int, counts: PerRow) -> torch.Tensor:
-        """Process scores float32 `[B, N, V]`; position k of row i follows its first `lengths[i] + offset + k` ids.
+        """Return the processed scores, float32 `[B, N, V]`.
 
         Args:
-            counts: number of positions per row that are used; the others may stay unprocessed.
+            offset: number of draft tokens between a row's length and position 0. `scores[i, k]` follow the first
+                `rows.lengths[i] + offset + k` ids of row i.
+            counts: number of used positions per row; later positions may stay unprocessed.
         """
-
         for processor in self.processors:
             if type(processor) in support.POINTWISE_PROCESSORS:
                 scores = run_pointwise(processor, scores)
@@ -215,26 +216,29 @@ class StopTracker:
             self._check(self._checked, scores_before(self._checked))
 
     def _cut_at_stop_strings(self, starts: list[int]) -> None:
+        """End each row at the first of its new positions where a stop string matches."""
         rows, device = self.rows, self.rows.ids.device
         strings = [
             each if isinstance(each, CompletionStopStrings) else CompletionStopStrings(each, prompt_length=0)
             for each in self.criteria
         ]
-        width = max(each.criterion.maximum_token_len for each in strings)
+        window = max(each.criterion.maximum_token_len for each in strings)
         num_new = max(length - start for length, start in zip(rows.lengths.host, starts))
-        lengths = torch.tensor(starts, device=device)[:, None] + torch.arange(1, num_new + 1, device=device)  # [B, N]
-        columns = lengths[..., None] + torch.arange(-width, 0, device=device)  # [B, N, W]
+        # Every length that a row has had since the last check, [B, N].
+        ends = torch.tensor(starts, device=device)[:, None] + torch.arange(1, num_new + 1, device=device)
+        columns = ends[..., None] + torch.arange(-window, 0, device=device)  # [B, N, W]
         ids = rows.ids.gather(1, columns.clamp(0, rows.ids.shape[1] - 1).flatten(1)).view_as(columns)
-        stops = torch.zeros_like(lengths, dtype=torch.bool)
-        for each in strings:
-            visible = ids.masked_fill(columns < each.prompt_length, _OUTSIDE_VOCABULARY).flatten(0, 1)
-            stops |= each.criterion(visible, None).view_as(lengths)
-        stops &= lengths <= rows.lengths.device[:, None]
-        cuts = lengths.masked_fill(~stops, RUNNING).amin(dim=1).tolist()
-        for row, cut in enumerate(cuts):
-            if cut != RUNNING:
-                rows.ends[row] = cut
-        if min(cuts) != RUNNING:
+        stops = torch.zeros_like(ends, dtype=torch.bool)
+        for stop_string in strings:
+            # Hide the prompt, and columns left of the text, which are negative.
+            windows = ids.masked_fill(columns < stop_string.prompt_length, _OUTSIDE_VOCABULARY).flatten(0, 1)
+            stops |= stop_string.criterion(windows, None).view_as(ends)
+        stops &= ends <= rows.lengths.device[:, None]  # rows may have fewer new tokens than num_new
+        first_stops = ends.masked_fill(~stops, RUNNING).amin(dim=1).tolist()  # RUNNING: no stop string
+        for row, end in enumerate(first_stops):
+            if end != RUNNING:
+                rows.ends[row] = end
+        if min(first_stops) != RUNNING:
             rows.send_ends()
 
     def _check(self, column: int, scores: tuple[torch.Tensor, ...] | None) -> None:

@@ -109,11 +109,12 @@ def _decode(model: PreTrainedModel, rows: int, length: int, options: dict[str, A
 
 
 def prompt_lengths(max_length: int, gamma: int) -> Iterator[int]:
-    """Yield prompt lengths that lead to every capacity of buffers in calls up to `max_length`."""
+    """Yield prompt lengths whose first round needs each buffer capacity that calls up to `max_length` can reach."""
     capacity = SMALLEST_CAPACITY
-    yield min(2, max_length - 1)
-    while capacity < max_length - 1 + gamma:  # draft tokens may exceed max_length
-        yield min(capacity + 1, max_length - 1)
+    yield 2  # the shortest prompt that static shapes support
+    longest = max_length - 1  # of a row that is still decoded
+    while capacity < longest + gamma:  # the last round may draft beyond max_length
+        yield min(capacity + 1, longest)
         capacity *= 2
 
 

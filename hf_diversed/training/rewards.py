@@ -73,8 +73,11 @@ def load_reward(
 
 
 def named_rewards(functions: Sequence[RewardFunc | str]) -> dict[str, RewardFunc]:
-    """Load rewards, see `load_reward`, and return them by name; equal names get a number."""
-    loaded = [load_reward(function) for function in functions]
+    """Load rewards with `load_reward` and return them by name.
+
+    Names that occur more than once are followed by `_` and the position of the reward in the list.
+    """
+    loaded = [load_reward(reward) for reward in functions]
     names = [item.__name__ if inspect.isroutine(item) else type(item).__name__ for item in loaded]
     return {
         name if names.count(name) == 1 else f"{name}_{index}": function

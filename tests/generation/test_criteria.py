@@ -13,7 +13,7 @@ from transformers.generation import stopping_criteria as sc
 
 from hf_diversed.generation.processing import StopTracker, stop_criterion
 from hf_diversed.generation.rows import PerRow, RaggedRows
-from hf_diversed.support import sort_criteria
+from hf_diversed.support import split_criteria
 from tests import tiny
 from tests.generation import test_equals_reference as table
 
@@ -119,7 +119,7 @@ def stopped(tokenizer):
         rows.lengths, rows.ends[:] = PerRow(lengths, torch.tensor(lengths)), ends
         rows.send_ends()
         criteria = [*(sc.StopStringCriteria(tokenizer, string) for string in strings), sc.EosTokenCriteria(tiny.EOS)]
-        StopTracker(rows, sort_criteria(tf.StoppingCriteriaList(criteria))).update(starts, lambda column: None)
+        StopTracker(rows, split_criteria(tf.StoppingCriteriaList(criteria))).update(starts, lambda column: None)
         return rows.ends
 
     return stopped
