@@ -90,7 +90,9 @@ def demo(
     assert decoded.records is not None
     console.print(Text(f"\n{prompts[0]}", style="bold"), end="")
     console.print(_coloured(decoded.records, pair.tokenizer))
-    console.print(f"\nNext, your own head:  {NEXT[0]}\nor in the browser:    {NEXT[1]}", highlight=False)
+    console.print(
+        f"\nNext, your own head:  {NEXT[0]}\nor in the browser:    {NEXT[1]}", highlight=False, soft_wrap=True
+    )
 
 
 NEXT = ("hf-diversed train --task math --token-features true --output-dir head-math", "make space")

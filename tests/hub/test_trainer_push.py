@@ -1,6 +1,4 @@
-"""The trainer's pushes to the Hub, to which transformers would add pickles and its own card."""
-
-import pytest
+"""The trainer's push to the Hub, to which transformers would add pickles and its own card."""
 
 from hf_diversed import DiversedHead
 from tests.training import runs
@@ -16,25 +14,12 @@ def published(hub) -> set[str]:
 
 
 def test_training_publishes_heads(hub, tmp_path):
-    """Catches training_args.bin, optimizer states and the card of transformers, at a checkpoint or at the end."""
+    """Catches training_args.bin, optimizer states and the card of transformers, and a push at a checkpoint."""
     trainer = runs.trainer(tmp_path, push_to_hub=True, hub_model_id=REPO, max_steps=4, save_steps=2)
     trainer.train()
-    assert published(hub) == FILES
-    titles = [commit.title for commit in hub.repositories[REPO].commits]
-    assert titles == ["initial commit", *(f"Training in progress, step {step}" for step in (2, 4))]
+    assert published(hub) == set()
     trainer.push_to_hub()
     assert published(hub) == FILES
     pulled = DiversedHead.from_pretrained(REPO, cache_dir=tmp_path / "elsewhere")
     assert all((value == trainer.model.state_dict()[name]).all() for name, value in pulled.state_dict().items())
     assert "generated_from_trainer" not in hub.files(REPO)["README.md"].decode()
-
-
-def test_an_unreachable_hub_does_not_end_a_training(hub, tmp_path, caplog):
-    """Catches training that ends because of a push at a checkpoint; the last push must fail with an error."""
-    trainer = runs.trainer(tmp_path, push_to_hub=True, hub_model_id=REPO, max_steps=2, save_steps=2)
-    hub.failing = {"commit"}
-    trainer.train()
-    assert "training continues" in caplog.text
-    assert (tmp_path / "checkpoint-2").is_dir()
-    with pytest.raises(OSError):
-        trainer.save_model()
