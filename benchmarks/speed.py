@@ -139,7 +139,7 @@ def benchmark(options: argparse.Namespace) -> dict[str, Any]:
             case.first_seconds.append(decoded.seconds)
     shares = [forward_shares(call) for call in calls[: len(cases)]]
     settings = {name: value for name, value in vars(options).items() if name != "output"}
-    source = provenance(options.seed, target.device) | {"benchmark": settings}
+    source = provenance(options.seed, pair.target.device) | {"benchmark": settings}
     found = [record(case, cases, options) | {"shares": share} for case, share in zip(cases, shares)]
     return {"records": found, "provenance": source}
 

@@ -156,9 +156,16 @@ def _counted(study: str, found: Row) -> Iterator[Figure]:
                     yield Figure(study, task, name.removesuffix(f" {cost:g}"), n, metric, speed / speeds[best])
 
 
+def _compiled(study: str, found: Row) -> Iterator[Figure]:
+    for record in found["records"]:
+        ratios = record["ratios"].get("upstream", {})
+        yield from flatten(study, str(record["batch_size"]), record["method"], None, ratios)
+
+
 _READERS: dict[str, Callable[[str, Row], Iterator[Figure]]] = {
     **{f"qwen-coder-speed-{name}": _speed for name in ("mbpp-t0", "gsm8k-t0", "mbpp-t0.7-k20-p0.8")},
     **{f"qwen-coder-speed-batch8-{suffix}": _speed for suffix in ("t0", "t0.7-k20-p0.8")},
     "draft-lengths-counted": _counted,
+    "compiled": _compiled,
     "serving-acceptance": _rows("verifier", part="acceptance"),
 }

@@ -1,7 +1,7 @@
 """Tables of times."""
 
 from tools.figures import Figure
-from tools.tables.parts import ACCEPTED, Column, Row, Table, count, every, number, tenths
+from tools.tables.parts import ACCEPTED, Column, Row, Table, count, every, number, tenths, times
 
 
 DRAFTED = Column("draft tokens per round", "drafted_per_round", lambda figure: f"{figure.value:.1f}")
@@ -53,6 +53,16 @@ def speed() -> dict[str, Table]:
             "forwards + cost * draft forwards) to the best constant number of 1 to 8, 12 and 16, which is chosen on "
             "the same prompts for each cost. transformers: assisted generation with its defaults. Data: {data}, by "
             "`benchmarks/forwards.py`.",
+        ),
+        "compiled": Table(
+            "embedded pair",
+            [Row("eager", "static:0.7", "compiled"), Row("compiled", "compiled:static:0.7", "compiled")],
+            [
+                Column("cost of a round, batch 1", "ms_per_round", number, task="1"),
+                *(Column(f"tokens/s, batch {size}", "tokens_per_second", times, task=str(size)) for size in (1, 8)),
+            ],
+            "Relative to transformers' assisted generation at batch size 1, median (quartiles) of 11 alternating "
+            "runs; `static:0.7`, 5 draft tokens per round, at most 64 new tokens, 2 threads of an x86-64 CPU.",
         ),
         "draft-lengths-int4": Table(
             "task, method, schedule",
