@@ -193,6 +193,7 @@ def _options(config: CompileConfig) -> dict[str, Any]:
     """Return the backend's options, or those of the mode: `torch.compile` accepts either a mode or options."""
     if config.options is not None or config.backend != "inductor":
         return dict(config.options or {})
+    # The function that `torch.compile`'s documentation names for the options of a mode.
     return dict(torch._inductor.list_mode_options(config.mode or "default"))
 
 

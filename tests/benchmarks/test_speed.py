@@ -45,6 +45,16 @@ def test_synthetic_rates_are_conditional_and_the_verifier_still_runs(verifier):
     torch.testing.assert_close(verdict.replacement(positions), verifier(None, draft, target).replacement(positions))
 
 
+def test_embedded_pair(tmp_path, monkeypatch):
+    """Catches a benchmark that works with random weights only."""
+    monkeypatch.setenv("COLUMNS", "100")
+    path = tmp_path / "report.json"
+    main(
+        ["--methods", "lossless", "--repeats", "1", "--max-new-tokens", "8", "--device", "cpu", "--output", str(path)]
+    )
+    assert json.loads(path.read_text())["records"][0]["acceptance_rate"] > 0
+
+
 def test_records(run):
     """Catches missing methods, upstream at an unsupported batch size, ratios to another method, and rounds that are
     tokens."""
