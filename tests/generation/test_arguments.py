@@ -124,15 +124,15 @@ def test_text_generation_pipeline(pair):
     assert stats.num_drafted > 0
 
 
-@pytest.mark.parametrize("wrapped", ["target", "draft", "both"])
+@pytest.mark.parametrize("wrapped", ["target", "draft"])
 def test_lora_adapters(pair, wrapped):
     """Catches forwards that bypass the adapter, and PEFT's own `generate` losing our arguments."""
     config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
     target, draft = copy.deepcopy(pair[0]), copy.deepcopy(pair[1])
-    if wrapped != "draft":
-        torch.manual_seed(5)
+    torch.manual_seed(5)
+    if wrapped == "target":
         target = get_peft_model(target, config)
-    if wrapped != "target":
+    else:
         draft = get_peft_model(draft, config)
     plain = target.generate(**ragged_batch(), max_new_tokens=16, do_sample=False)
     bare = pair[0].generate(**ragged_batch(), max_new_tokens=16, do_sample=False)
@@ -144,19 +144,6 @@ def test_lora_adapters(pair, wrapped):
     with hf_diversed.attach(target, draft, verifier="lossless"), hf_diversed.record_stats() as stats:
         target.generate(**ragged_batch(), max_new_tokens=4, do_sample=False)
     assert stats.num_rounds > 0
-
-
-def test_attachments_refuse_what_they_would_ignore(pair):
-    """Catches a bound that is accepted without effect, and an invalid verifier that fails only in the first call."""
-    target, draft = pair
-    for limit in ("diversed_max_bias", "diversed_strictness"):
-        with pytest.raises(ValueError, match=f"{limit} can only be used with a head"):
-            hf_diversed.attach(target, draft, verifier="static:0.5", **{limit: 0.05}).__enter__()
-    with pytest.raises(ValueError, match="nonsense"):
-        hf_diversed.attach(target, draft, verifier="nonsense").__enter__()
-    with hf_diversed.record_stats() as stats:
-        target.generate(**ragged_batch(), **SAMPLED)
-    assert stats.num_rounds == 0  # and nothing stays attached
 
 
 @pytest.mark.parametrize("source", ["generation config", "attachment"])
@@ -209,13 +196,6 @@ def test_draft_lengths_of_the_model_config_do_not_conflict_with_prompt_lookup(pa
     call = {"verifier": "lossless", "num_assistant_tokens": None, "max_new_tokens": 9, "do_sample": False}
     with_config = generate(pair, **call, generation_config=config).stats
     assert with_config.num_drafted == generate(pair, **call | {"num_assistant_tokens": 2}).stats.num_drafted
-
-
-def test_verifiers_of_generation_configs_are_ignored(pair):
-    """Catches a verifier in a config that conflicts with the head of the call."""
-    config = GenerationConfig(max_new_tokens=4)
-    config.verifier = "lossless"
-    assert generate(pair, diversed_head=tiny_head(), generation_config=config).stats.num_drafted
 
 
 def test_call_then_attachment_then_model_config(pair):

@@ -81,17 +81,6 @@ def test_the_innermost_block_is_active_until_it_ends(pair, decode):
     assert decode() == "plain"
 
 
-def test_blocks_left_out_of_order(pair, decode):
-    """Catches a block that stays active after a generator left the outer block first."""
-    outer, inner = (hf_diversed.attach(*pair, verifier=verifier) for verifier in SPECS)
-    outer.__enter__()
-    inner.__enter__()
-    outer.__exit__(None, None, None)
-    assert decode() == "lossless"
-    inner.__exit__(None, None, None)
-    assert decode() == "plain"
-
-
 def test_a_draft_model_decodes_without_its_attachment(pair):
     """Catches an attachment that changes the draft tokens of upstream's assisted generation, and their q."""
     target, draft = pair

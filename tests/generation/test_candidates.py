@@ -19,18 +19,12 @@ from tests.tiny import EOS, VOCAB_SIZE, Listener, ragged_batch, tiny_head, tiny_
 
 
 UPSTREAM = [name for name in sources.SOURCES if not name.startswith("own")]
-WITH_Q = [name for name in sources.SOURCES if name not in ("gemma4", "own")]
 SAMPLED = {"do_sample": True, "top_k": 8, "top_p": 1.0, "temperature": 0.9}
 
 
 @pytest.fixture(autouse=True)
 def mtp_weights(monkeypatch):
     monkeypatch.setattr(MtpModel, "from_pretrained", sources.random_mtp_model)
-
-
-@pytest.fixture(scope="module", params=sources.parameters())
-def source(request):
-    return sources.SOURCES[request.param]()
 
 
 def prompt(seed: int = 0, length: int = 9) -> torch.Tensor:
@@ -53,7 +47,7 @@ def test_draft_tokens_are_those_of_upstream(name, monkeypatch):
     target, selects = sources.SOURCES[name]()
     mixes, calls, accepted = name != "gemma4", record_candidates(monkeypatch), 0
     weight = {"assistant_ensemble_weight": 0.3} if mixes else {}
-    for seed in range(3 if mixes else 12):
+    for seed in range(2) if mixes else range(6, 12):
         ours = decode((target, selects), "static:0.3" if mixes else "lossless", seed)
         found = before_the_end(calls)
         calls.clear()
@@ -129,7 +123,7 @@ def recorded_blocks(monkeypatch, source, verifier="lossless", **call) -> list:
     return blocks
 
 
-@pytest.mark.parametrize("name", sources.parameters(WITH_Q))
+@pytest.mark.parametrize("name", sources.parameters(["mtp:deepseek_v3", "dflash", "own_from_states"]))
 def test_q_is_the_distribution_that_the_tokens_were_drawn_from(name, monkeypatch):
     """Catches logits before the processors, and logits at other ids than those of the draft tokens.
 
@@ -161,48 +155,16 @@ def test_q_is_a_point_mass_where_the_tokens_depend_on_the_text_only(name, monkey
     assert all((block.prob(block.tokens) == 1.0).all() for block in blocks)
 
 
-@pytest.mark.parametrize("name", sources.parameters(["mtp:deepseek_v3"]))
-def test_lossless_samples_have_the_distribution_of_the_target(name):
-    """Catches a q of other ids or positions: chi-square of three tokens, of which two are drafted."""
-    target, selects = sources.SOURCES[name]()
-    ids, count = prompt(), 160
-    settings = {"do_sample": True, "top_k": 2, "top_p": 1.0, "max_new_tokens": 4, "eos_token_id": None}
-    torch.manual_seed(0)
-    found = [tuple(decode((target, selects), seed=0, **settings).sequences[0, -4:-1].tolist()) for _ in range(count)]
-    statistic, cells = 0.0, 0
-    for text, probability in texts(target, ids, length=3, top_k=2).items():
-        expected = probability * count
-        if expected >= 5:
-            statistic, cells = statistic + (found.count(text) - expected) ** 2 / expected, cells + 1
-    assert cells > 3
-    assert statistic < cells + 4 * (2 * cells) ** 0.5
+VERIFIERS = {"dflash": "block:static:0.5", "gemma4": "lenience:0.3", "mtp:mellum": "static:0.5"}
 
 
-def texts(target, ids, length: int, top_k: int) -> dict[tuple[int, ...], float]:
-    """Return all texts of `length` tokens among the `top_k` best, with their probabilities."""
-    found = {(): 1.0}
-    for _ in range(length):
-        longer = {}
-        for text, probability in found.items():
-            with torch.no_grad():
-                logits = target(torch.cat([ids, torch.tensor([text], dtype=torch.long)], dim=1)).logits[0, -1]
-            best = logits.topk(top_k)
-            for token, chance in zip(best.indices.tolist(), best.values.softmax(dim=-1).tolist()):
-                longer[(*text, token)] = probability * chance
-        found = longer
-    return found
-
-
-@pytest.mark.parametrize(
-    ("verifier", "sampled"),
-    [("fly:0.3:1", False), ("lenience:0.3", False), ("static:0.5", True), ("block:static:0.5", True)],
-)
-def test_relaxed_verifiers_and_records(source, verifier, sampled):
+@pytest.mark.parametrize("name", sources.parameters(VERIFIERS))
+def test_relaxed_verifiers_and_records(name):
     """Catches records, streams and statistics that differ from the text."""
     listener = Listener()
-    call = SAMPLED if sampled else {}
     torch.manual_seed(0)
-    out = decode(source, verifier, output_token_records=True, output_scores=True, streamer=listener, **call)
+    call = {"output_token_records": True, "output_scores": True, "streamer": listener, **SAMPLED}
+    out = decode(sources.SOURCES[name](), VERIFIERS[name], **call)
     new = out.sequences[0, prompt().shape[1] :]
     assert listener.tokens == [*prompt()[0].tolist(), *new.tolist()]
     assert out.token_records.tokens[0].tolist() == new.tolist()
@@ -212,22 +174,12 @@ def test_relaxed_verifiers_and_records(source, verifier, sampled):
 
 
 def test_a_head_on_distributions_runs_and_one_on_hidden_states_is_refused():
+    """Catches hidden states that are missing, and an error for heads that do not need them."""
     source = sources.own_from_states()
     head = DiversedVerifier(tiny_head(features="distribution"))
     assert decode(source, head, **SAMPLED).stats.num_rounds
     with pytest.raises(ValueError, match=r'needs hidden states .* features="distribution"'):
         decode(source, DiversedVerifier(tiny_head()))
-
-
-def test_a_generator_receives_text_scores_and_matches():
-    source = sources.own()
-    out = decode(source)
-    received = source[1]["candidate_generator"].received
-    text = out.sequences[0].tolist()
-    assert len(received) > 3
-    assert all(ids == text[: len(ids)] for ids, *_ in received)
-    assert all(shape == (1, 4, VOCAB_SIZE) for _, shape, _ in received[:-3])
-    assert sum(matches for *_, matches in received) == out.stats.num_accepted
 
 
 class Uniform(sources.Copies):
@@ -239,7 +191,8 @@ class Uniform(sources.Copies):
 
 @pytest.mark.parametrize("may_end", [True, False])
 def test_a_batch_has_one_generator_per_row(may_end):
-    """Catches padding in the text of a row, counts of other rows, and generators of rows that have left the batch."""
+    """Catches padding in the text of a row, scores and counts of other rows, and generators of rows that have left the
+    batch."""
     target, batch = tiny_model("llama"), ragged_batch(6)
     settings = {"do_sample": False, "max_new_tokens": 40} | ({} if may_end else {"eos_token_id": None})
     generators = [Uniform() if row % 3 == 1 else sources.Copies() for row in range(6)]
@@ -253,6 +206,7 @@ def test_a_batch_has_one_generator_per_row(may_end):
         text = out.sequences[row, start : width + stats.num_emitted].tolist()
         assert generator.received
         assert all(ids == text[: len(ids)] for ids, *_ in generator.received)
+        assert all(shape[::2] == (1, VOCAB_SIZE) for _, shape, _ in generator.received)
         assert sum(matches for *_, matches in generator.received) == stats.num_accepted
     assert sum(row.num_accepted for row in out.stats.per_row) > 6
 
@@ -268,15 +222,16 @@ def test_bans_end_a_copied_block():
         assert banned not in new.tolist()
 
 
-def test_num_assistant_tokens_limits_every_generator(source):
-    blocks = decode(source, num_assistant_tokens=1).stats
-    assert 0 < blocks.num_drafted <= blocks.num_rounds
+@pytest.mark.parametrize("name", sources.parameters(["mtp:glm4_moe", "dflash", "gemma4", "own"]))
+def test_num_assistant_tokens_limits_every_generator(name):
+    """Catches a generator that drafts as many tokens as its own settings allow."""
+    stats = decode(sources.SOURCES[name](), num_assistant_tokens=1).stats
+    assert 0 < stats.num_drafted <= stats.num_rounds
 
 
-@pytest.mark.parametrize("name", sources.parameters(["own", "mtp:mellum"]))
-def test_an_attached_draft_model_is_not_used(name):
+def test_an_attached_draft_model_is_not_used():
     """Catches a draft model of `attach` beside another source that the call names."""
-    target, selects = sources.SOURCES[name]()
+    target, selects = sources.own()
     with hf_diversed.attach(target, tiny_model("llama", seed=1), verifier="lossless"):
         out = target.generate(prompt(), max_new_tokens=8, do_sample=False, return_dict_in_generate=True, **selects)
     assert out.stats.draft_forwards < out.stats.num_rounds
@@ -284,12 +239,14 @@ def test_an_attached_draft_model_is_not_used(name):
 
 @pytest.mark.parametrize("name", sources.parameters(["mtp:mellum", "dflash"]))
 def test_releases_that_return_other_logits_are_refused(name, monkeypatch):
+    """Catches a release whose logits are not those that it sampled from."""
     monkeypatch.setattr(support, "RELEASE", (5, 22))
     with pytest.raises(ValueError, match=r"needs transformers 5\.23 or newer"):
         decode(sources.SOURCES[name]())
 
 
 def test_targets_with_recurrent_states_are_refused(monkeypatch):
+    """Catches states of rejected tokens, which a generator would read."""
     source = sources.own_from_states()
     monkeypatch.setattr(support, "recurrent_states", lambda model: {0})
     with pytest.raises(ValueError, match="not supported for targets with recurrent states"):
@@ -297,6 +254,7 @@ def test_targets_with_recurrent_states_are_refused(monkeypatch):
 
 
 def test_a_source_of_random_numbers_is_refused():
+    """Catches random numbers of the caller that a generator does not use."""
     loop = partial(
         hf_diversed.diversed_decoding,
         verifier=LosslessVerifier(),
@@ -328,28 +286,26 @@ def only(token: int) -> torch.Tensor:
     return torch.full((1, 1, VOCAB_SIZE), -torch.inf).index_fill(-1, torch.tensor([token]), 0.0)
 
 
-def refusal(source, match, error=ValueError, **call):
+def refusal(source, match, **call):
     (parameter,) = sources.parameters([source])
-    return pytest.param(source, call, match, error, id=match[:40], marks=parameter.marks)
+    return pytest.param(source, call, match, id=match[:40], marks=parameter.marks)
 
 
 @pytest.mark.parametrize(
-    ("source", "call", "match", "error"),
+    ("source", "call", "match"),
     [
         refusal("own", "one generator per row: pass a list of 2, got 1", inputs=prompt().repeat(2, 1)),
         refusal("own", "one generator per row: pass a list of 1, got 0", candidate_generator=[]),
-        refusal("own_from_states", "batch size must be 1, got 2", inputs=prompt().repeat(2, 1)),
+        refusal("own", "LlamaForCausalLM lacks", candidate_generator=None, use_mtp=True),
         refusal("mtp:mellum", "batch size must be 1, got 2", inputs=prompt().repeat(2, 1)),
         refusal("own_from_states", "remove the padding", attention_mask=torch.tensor([[0] + [1] * 8])),
         refusal("own", "'confidence' is not supported with candidate", num_assistant_tokens_schedule="confidence"),
         refusal("own", "threshold=0.4 is not supported with", assistant_confidence_threshold=0.4),
-        refusal("own", "are two sources of draft tokens", prompt_lookup_num_tokens=3),
         refusal("own", "are two sources of draft tokens", use_mtp=True),
         refusal("mtp:mellum", "are two sources of draft tokens", speculation_type="dflash"),
         refusal("own", r"must return \[1, 9 \+ G\], .* got \[1, 2\]", candidate_generator=WithoutText([5, 6])),
         refusal("own", "its logits or a logits processor", candidate_generator=Wrong([5], only(6))),
         refusal("own", "its logits or a logits", candidate_generator=Wrong([5], only(5)), bad_words_ids=[[5]]),
-        refusal("own", "must be a CandidateGenerator", TypeError, candidate_generator=tiny_model("llama")),
         refusal("own", "must return ids of the target, 0 to 63", candidate_generator=Wrong([70])),
         refusal("own", "must return logits .* for 2", candidate_generator=Wrong([5, 6], torch.zeros(1, 1, 64))),
         refusal("own", "needs probabilities of the draft tokens", verifier="contrastive"),
@@ -361,10 +317,11 @@ def refusal(source, match, error=ValueError, **call):
         refusal("mtp:mellum", "logits before any processor", verifier="spec_cascade:token_v3:0.3", **SAMPLED),
     ],
 )
-def test_refusals(source, call, match, error):
+def test_refusals(source, call, match):
+    """Catches a call that is decoded wrongly or fails inside a generator."""
     target, selects = sources.SOURCES[source]()
     settings = {"inputs": prompt(), "max_new_tokens": 8, "do_sample": False, "verifier": "lossless"}
-    with pytest.raises(error, match=match):
+    with pytest.raises(ValueError, match=match):
         target.generate(**settings | selects | call)
 
 
@@ -375,12 +332,8 @@ def test_tokens_after_a_drafted_eos_are_not_checked():
     assert out.stats.num_drafted == out.stats.draft_forwards  # one token per block
 
 
-def test_models_without_mtp_layers_are_refused():
-    with pytest.raises(ValueError, match="LlamaForCausalLM lacks"):
-        tiny_model("llama").generate(prompt(), verifier="lossless", use_mtp=True, max_new_tokens=4)
-
-
 def test_static_caches_fall_back_to_the_eager_engine():
+    """Catches static shapes under a generator, which calls the target itself."""
     out = decode(sources.own(), cache_implementation="static")
     assert out.stats.engine == "eager"
     assert out.stats.engine_reason == "candidate generators run in eager mode"

@@ -1,21 +1,19 @@
 """Changes of models, settings and modes between compiled calls; each call must return the tokens of an eager one."""
 
 import copy
-import functools
 import gc
+import itertools
 import weakref
 from contextlib import nullcontext
 
 import pytest
 import torch
-import torch.nn.functional as F
 from peft import LoraConfig, get_peft_model, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 import hf_diversed
 from hf_diversed import DiversedVerifier, StaticEnsembleVerifier
-from hf_diversed.generation.compiling import fingerprint, settings_of
 from hf_diversed.verifiers import SpecCascadeVerifier
 from tests.evaluation.fakes import character_tokenizer
 from tests.generation.modes import TRACED, decode, run_untraced, shallow
@@ -59,10 +57,6 @@ def replace_parameter(model):
     model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().roll(3, 0))
 
 
-def untie(model):
-    model.lm_head.weight = nn.Parameter(model.get_input_embeddings().weight.detach().flip(0))
-
-
 def tie(model):
     model.lm_head.weight = model.get_input_embeddings().weight
 
@@ -86,19 +80,13 @@ def in_place(model):
 
 CHANGES = {
     "adapter switched": for_adapters("set_adapter", "two"),
-    "adapter merged": for_adapters("merge"),
-    "adapter unmerged": for_adapters("unmerge"),
     "adapters disabled": for_adapters("enable_adapters", False),
-    "training mode": lambda model: model.train(),
-    "evaluation mode": lambda model: model.eval(),
     "parameter replaced": replace_parameter,
     "parameter changed in place": in_place,
     "tied": tie,
-    "untied": untie,
     "submodule replaced": replace_submodule,
     "constant of a module": change_constant,
-    "eager attention": lambda model: model.set_attn_implementation("eager"),
-    "dtype": lambda model: model.to(torch.float64),
+    "training mode": lambda model: model.train(),
 }
 
 
@@ -112,8 +100,7 @@ def test_compiled_calls_follow_changes_of_the_model():
         assert (out.stats.engine, out.stats.engine_reason) == ("compiled", ""), name
         assert torch.equal(out.sequences, expected.sequences), name
         texts.append(expected.sequences.tolist())
-    changed = [name for name, before, after in zip(CHANGES, texts, texts[1:]) if before != after]
-    assert set(CHANGES) - set(changed) <= {"adapter merged", "adapter unmerged", "eager attention", "dtype"}
+    assert all(before != after for before, after in itertools.pairwise(texts))
 
 
 def test_a_model_with_hooks_of_the_user_runs_eagerly():
@@ -166,14 +153,13 @@ def test_global_settings_compile_anew(monkeypatch):
         return decode(pair, TRACED, **CALL).stats.compile.num_compiled > 0
 
     assert [is_compiled_anew(), is_compiled_anew()] == [True, False]
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(before + 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "get_num_threads", lambda: 7)
         assert [is_compiled_anew(), is_compiled_anew()] == [True, False]
+    try:
         torch.set_default_dtype(torch.float64)
         assert [is_compiled_anew(), is_compiled_anew()] == [True, False]
     finally:
-        torch.set_num_threads(before)
         torch.set_default_dtype(torch.float32)
     assert not is_compiled_anew()
 
@@ -188,40 +174,50 @@ def test_a_draft_model_that_shares_the_targets_head(monkeypatch):
         draft.lm_head.weight = target.lm_head.weight
 
 
-SETTINGS = {
-    "weight": lambda: StaticEnsembleVerifier(0.1),
-    "head": lambda: DiversedVerifier(tiny_head()),
-    "head's weights": lambda: DiversedVerifier(tiny_head(seed=5)),
-    "bound": lambda: DiversedVerifier(tiny_head(), max_bias=0.1),
-    "kind": lambda: "lenience:0.1",
-}
+def sample_in_both_modes(pair, verifier, **call):
+    """Return an eager and a compiled output with the same random numbers."""
+    outs = []
+    for mode in ({}, TRACED):
+        torch.manual_seed(3)
+        call |= {"do_sample": True, "top_k": 0, "max_new_tokens": 24, "batch": ragged_batch(1)}
+        outs.append(decode(pair, mode, verifier, **call))
+    return outs
 
 
-def test_compiled_verification_follows_its_settings(pair):
-    """Catches verification that keeps the settings of an earlier call. Forwards are compiled once."""
+def test_compiled_verification_follows_the_weights_of_its_head(pair):
+    """Catches verification that keeps the weights of the head of an earlier call."""
     pair, weights = shallow(pair), []
-    for make in (lambda: StaticEnsembleVerifier(0.9), *SETTINGS.values()):
-        call = {"do_sample": True, "top_k": 0, "max_new_tokens": 24, "batch": ragged_batch(1)}
-        outs = []
-        for mode in ({}, TRACED):
-            torch.manual_seed(3)
-            outs.append(decode(pair, mode, make(), **call))
-        assert torch.equal(outs[1].sequences, outs[0].sequences)
-        assert outs[1].stats.num_accepted == outs[0].stats.num_accepted
-        assert outs[1].stats.mean_weight == pytest.approx(outs[0].stats.mean_weight, nan_ok=True)
-        weights.append(round(outs[1].stats.mean_weight, 3))
-    assert len(set(weights[:5])) == 5
+    for seed in (0, 5):
+        expected, out = sample_in_both_modes(pair, DiversedVerifier(tiny_head(seed=seed)))
+        assert torch.equal(out.sequences, expected.sequences)
+        assert out.stats.mean_weight == pytest.approx(expected.stats.mean_weight)
+        weights.append(out.stats.mean_weight)
+    assert abs(weights[0] - weights[1]) > 1e-3
+
+
+def test_other_settings_compile_verification_anew(pair, monkeypatch):
+    """Catches verification that keeps the settings of an earlier call, which are constants in compiled code."""
+    run_untraced(monkeypatch)
+    head, counts = tiny_head(), []
+    for verifier in (
+        StaticEnsembleVerifier(0.9),
+        StaticEnsembleVerifier(0.1),
+        StaticEnsembleVerifier(0.1),
+        DiversedVerifier(head, max_bias=0.1),
+        DiversedVerifier(head, max_bias=0.1, max_ratio=2.0),
+        "lenience:0.1",
+        "lenience:0.2",
+    ):
+        counts.append(decode(pair, TRACED, verifier).stats.compile.num_compiled)
+    assert counts == [4, 1, 0, 4, 1, 1, 1]
 
 
 def test_verification_follows_whether_raw_logits_are_the_scores(pair):
     """Catches verification that reads the scores in place of raw logits, which are one tensor without processors."""
-    call = {"do_sample": True, "top_k": 0, "max_new_tokens": 24, "num_assistant_tokens": 4, "batch": ragged_batch(1)}
+    pair = shallow(pair)
     for temperature in (1.0, 0.3):
-        outs = []
-        for mode in ({}, TRACED):
-            torch.manual_seed(3)
-            outs.append(decode(pair, mode, SpecCascadeVerifier("token_v3", 0.5), temperature=temperature, **call))
-        assert torch.equal(outs[1].sequences, outs[0].sequences)
+        expected, out = sample_in_both_modes(pair, SpecCascadeVerifier("token_v3", 0.5), temperature=temperature)
+        assert torch.equal(out.sequences, expected.sequences)
 
 
 def test_tokens_of_a_seed_do_not_depend_on_earlier_calls(pair, monkeypatch):
@@ -259,31 +255,12 @@ def test_a_changed_generation_config_compiles_nothing(pair, monkeypatch):
     assert (out.stats.engine, out.stats.compile.num_compiled) == ("compiled", 0)
 
 
-def test_compiled_functions_are_freed_with_their_model():
+def test_compiled_functions_are_freed_with_their_model(monkeypatch):
     """Catches a cache that keeps models alive."""
+    run_untraced(monkeypatch)
     target = adapted_model()
     assert decode((target, None), TRACED, **CALL).stats.compile.num_compiled == 2
     model = weakref.ref(target)
     del target
     gc.collect()
     assert model() is None
-
-
-def test_keys():
-    """Catches values that are equal but compile differently, and keys that differ between equal models."""
-    model = tiny_model("llama")
-    assert fingerprint(model) == fingerprint(model)
-    assert hash(fingerprint(model)) == hash(fingerprint(model))
-    assert fingerprint(model) != fingerprint(copy.deepcopy(model))
-    one, true = StaticEnsembleVerifier(1.0), StaticEnsembleVerifier(1.0)
-    assert settings_of(one) == settings_of(true)
-    true.weight = True
-    assert settings_of(one) != settings_of(true)
-    module, keys = nn.Linear(1, 1), []
-    partial = functools.partial(F.gelu, approximate="tanh")
-    for act in (F.gelu, torch.tanh, F.silu, partial, module.extra_repr):
-        module.act = act
-        keys.append(fingerprint(module))
-    module.act = functools.partial(F.gelu, approximate="tanh")
-    assert len(set(keys)) == 5
-    assert fingerprint(module) == keys[3]

@@ -148,30 +148,31 @@ STOPS = ["3 w", "0 w1", "5 w4", "w20"]  # within and across tokens
 ENDS = [
     Case("one token", "A draft token where only one token is left.", {"max_new_tokens": 1}),
     Case("two tokens", "Blocks that exceed the length.", {"max_new_tokens": 2}),
-    Case("max_length", "Draft tokens after the last token.", {"max_new_tokens": None, "max_length": PROMPT + 7}),
+    Case("max_length", "Draft tokens after the last token.", {"max_new_tokens": None, "max_length": PROMPT + 7}, SOME),
     Case("gamma 1", "A cache that assumes several draft tokens.", {}, gamma=np.int64(1)),
     Case("gamma 1, all rows stay", "Finished rows that grow, as a processor needs all rows.",
          {"repetition_penalty": 1.3, "max_new_tokens": 24, "eos_token_id": None}, [BATCH, STATIC_BATCH], gamma=1),
-    Case("gamma 9", "Columns beyond the first block.", {"max_new_tokens": 30}, gamma=9),
+    Case("gamma 9", "Columns beyond the first block.", {"max_new_tokens": 30}, SOME, gamma=9),
     Case("large gamma", "Memory for draft tokens that no row can have.", {}, SOME, gamma=10**9),
     Case("prefill in parts", "A part that the caches lack.", {"prefill_chunk_size": 5}, SOME),
     Case("eos", "Tokens after an accepted EOS.", {"eos_token_id": SOME_ENDS, "max_new_tokens": 20}),
-    Case("no eos", "An end that no setting asks for.", {"eos_token_id": None}),
-    Case("user's length", "The smaller of two lengths.", {"stopping_criteria": [sc.MaxLengthCriteria(PROMPT + 15)]}),
+    Case("no eos", "An end that no setting asks for.", {"eos_token_id": None}, SOME),
+    Case("user's length", "The smaller of two lengths.",
+         {"stopping_criteria": [sc.MaxLengthCriteria(PROMPT + 15)]}, SOME),
     Case("user's length within the prompt", "An end before the first token.",
          {"stopping_criteria": [sc.MaxLengthCriteria(8)]}, SOME),
     Case("stop strings", "A search at the ends of blocks only.", {"stop_strings": STOPS}),
     Case("stop strings, no eos", "Rows that end, although they cannot be padded.",
-         {"stop_strings": STOPS[1:], "eos_token_id": None}),
+         {"stop_strings": STOPS[1:], "eos_token_id": None}, SOME),
     Case("stop strings, scores", "Scores after a stop string.", {"stop_strings": STOPS, **SCORES}, SOME),
     Case("one stop string", "A string treated as a list of letters.", {"stop_strings": "3 w"}, SOME),
     Case("long stop string", "Ids before the text.", {"stop_strings": ["w50 " * 30, "w20 " * 20]}, SOME),
     Case("stop strings, user's criterion", "Criteria that replace each other.",
-         {"stop_strings": STOPS[2:], "stopping_criteria": [StopAfter(8)]}),
+         {"stop_strings": STOPS[2:], "stopping_criteria": [StopAfter(8)]}, SOME),
     Case("criterion with state", "Columns that are skipped or repeated.", {"stopping_criteria": [StopAfter(3)]}),
     Case("criterion with state, no eos", "A stopped row that is padded, or another end of the call.",
-         {"stopping_criteria": [StopAfter(1)], "eos_token_id": None}),
-    Case("criterion without state", "A stopped row that runs again.", {"stopping_criteria": [StopOn()]}),
+         {"stopping_criteria": [StopAfter(1)], "eos_token_id": None}, SOME),
+    Case("criterion without state", "A stopped row that runs again.", {"stopping_criteria": [StopOn()]}, SOME),
     Case("criterion without state, no eos", "The same without an EOS.",
          {"stopping_criteria": [StopOn()], "eos_token_id": None}, SOME),
     Case("criterion with eos ids", "Rows that continue, although upstream pads them.",
@@ -180,6 +181,8 @@ ENDS = [
          {"stopping_criteria": [sc.EosTokenCriteria(SOME_ENDS)]}, SOME),
     Case("criterion that reads scores", "Scores of a block, or of other rows.",
          {"stopping_criteria": [StopWhenSure()], **SCORES}, SOME),
+    Case("upstream's confidence criterion", "Scores of another position, or its bool in place of a tensor.",
+         {"stopping_criteria": [sc.ConfidenceCriteria(0.3)], **SCORES}, [ONE]),
     Case("verifier with gradients", "Tensors that cannot be used in autograd.", {"verifier": Learning()}, SOME),
     Case("verifier with gradients as a part", "The same inside of a verifier of this library.",
          {"verifier": PhaseVerifier(Learning(), Learning(), begin=3, end=4)}, SOME),
@@ -344,7 +347,7 @@ PROCESSORS = [
     Case("watermark of its own hash", "Scores of another position.",
          {"watermarking_config": SELF_HASH, "max_new_tokens": 4}, [BATCH]),
     Case("users' processor", "Rows of another order, or of another prefix.", SCORES | given(Bias())),
-    Case("processor in place", "Raw logits that a processor changes.", given(InPlace())),
+    Case("processor in place", "Raw logits that a processor changes.", given(InPlace()), SOME),
     Case("processor in float64", "Scores in another dtype.", given(Wider()), SOME),
     Case("nothing after EOS", "A check of the bonus position after an accepted EOS, or of finished rows.",
          {"eos_token_id": SOME_ENDS, "max_new_tokens": 30, **given(NothingAfterEos())}),
@@ -397,13 +400,13 @@ def runs_of(name: str, setting: str):
     """Yield where a verifier is run; sources without a draft model serve only some verifiers."""
     verifier = VERIFIERS[name]()
     can_copy = not (verifier.needs_hidden_states or verifier.needs_draft_confidence)
-    copied = {"greedy": (LOOKUP, Run("eager", "own", 4)), "warped": (STATIC_LOOKUP,), "sampled": (LOOKUP,)}
-    runs = {"greedy": (BATCH, STATIC_BATCH), "warped": (ONE, BATCH), "sampled": (NARROW_DRAFT, STATIC_BATCH)}
-    yield from runs[setting] + (copied[setting] if can_copy else ())
+    runs = {"greedy": BATCH, "warped": STATIC_BATCH, "sampled": NARROW_DRAFT}
+    copied = {"greedy": Run("eager", "own", 4), "warped": STATIC_LOOKUP, "sampled": LOOKUP}
+    yield from (runs[setting], copied[setting]) if can_copy else (runs[setting],)
     if name == "token-bounds" and setting == "warped":  # `tests/verifiers/test_tracing.py` traces all verifiers
         yield Run("traced", "shallow", 3)
     if name == "static:0.3":
-        yield WIDE_DRAFT
+        yield from (ONE, WIDE_DRAFT)
 
 
 RELAXED = [
@@ -624,7 +627,9 @@ def test_tokens_are_those_of_the_naive_decoder(case: Case, run: Run, monkeypatch
 
     torch.manual_seed(5)
     call = keywords(case, run.rows) | source | ENGINES[run.engine]
-    out = models(run.source)[0].generate(**call, custom_generate=loop).sequences
+    result = models(run.source)[0].generate(**call, custom_generate=loop)
+    assert result.stats.engine == {"traced": "compiled"}.get(run.engine, run.engine)
+    out = result.sequences
     for row in range(0, run.rows, 2):
         prompt = call["input_ids"][row, call["attention_mask"][row].bool()][None]
         new = naive_decoding(

@@ -43,7 +43,7 @@ class Weighing(LogitsProcessor):
 def test_memory_does_not_grow_with_the_limit(pair):
     """Catches ids, positions or masks for the longest text of a call, which most texts do not reach."""
     found = []
-    for limit in ({"max_new_tokens": 1000}, {"max_new_tokens": 1_000_000}, {"max_length": 10**30}):
+    for limit in ({"max_new_tokens": 1000}, {"max_length": 10**30}):
         call = {**ragged_batch(), "do_sample": False, **limit, "logits_processor": LogitsProcessorList([Weighing()])}
         gc.collect()
         ours = pair[0].generate(**call, assistant_model=pair[1], verifier="lossless")
@@ -77,12 +77,3 @@ def test_probabilities_of_half_precision_models(pair):
         chosen = records.source == source
         assert chosen.any()
         torch.testing.assert_close(records.p[chosen].double(), expected[chosen], rtol=1e-4, atol=0.0)
-
-
-@pytest.mark.parametrize("features", ["hidden", "distribution"])
-def test_heads_decode_under_autocast(pair, features):
-    """Catches weights in autocast's dtype, which cannot be mixed with probabilities in float32."""
-    with torch.autocast("cpu", torch.bfloat16):
-        out = generate(pair, do_sample=False, diversed_head=tiny_head(features=features))
-    assert out.stats.num_emitted > 0
-    assert 0 < out.stats.mean_weight < 1

@@ -6,13 +6,11 @@ import copy
 import accelerate
 import pytest
 import torch
-import transformers as tf
 from torch.nn.modules.module import register_module_forward_hook
-from torch.nn.utils.parametrizations import weight_norm
-from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from tests import versions
-from tests.tiny import BOS, EOS, PAD, VOCAB_SIZE, ragged_batch, sharpen, tiny_draft, tiny_head, tiny_model
+from tests.generation.modes import shallow
+from tests.tiny import PAD, ragged_batch, tiny_head
 
 
 GREEDY = {"max_new_tokens": 12, "do_sample": False}
@@ -29,8 +27,7 @@ def on_disk(target, folder):
 
 
 @versions.MAY_WARN_OF_OFFLOADING
-@pytest.mark.parametrize("offload", [on_cpu, on_disk])
-@pytest.mark.parametrize("offloaded", ["target", "draft"])
+@pytest.mark.parametrize(("offload", "offloaded"), [(on_cpu, "target"), (on_disk, "draft")])
 def test_offloaded_models(pair, offload, offloaded, tmp_path):
     """Catches inputs sent to "meta", the apparent device of an offloaded model's parameters."""
     models = dict(zip(("target", "draft"), pair))
@@ -52,73 +49,13 @@ def test_a_head_by_name_is_on_the_device_of_an_offloaded_target(pair, tmp_path):
     assert torch.equal(target.generate(**call), pair[0].generate(**call))
 
 
-def test_a_decoder_is_counted_by_its_own_layers():
-    """Catches `num_hidden_layers`, which in Bart's configuration is the number of encoder layers."""
-    torch.manual_seed(0)
-    sizes = {"d_model": 32, "decoder_attention_heads": 4, "decoder_ffn_dim": 48, "max_position_embeddings": 128}
-    ids = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": BOS, "vocab_size": VOCAB_SIZE}
-    layers = {"encoder_layers": 1, "decoder_layers": 2, "is_decoder": True, "is_encoder_decoder": False}
-    target = tf.BartForCausalLM(tf.BartConfig(**sizes, **ids, **layers, tie_word_embeddings=False)).eval()
-    target.generation_config = tiny_model().generation_config
-    sharpen(target)
-    for row in ragged_batch(3)["input_ids"]:
-        plain = target.generate(row[None], **GREEDY, use_cache=False)  # upstream's own cache trips over it, too
-        ours = target.generate(row[None], **GREEDY, assistant_model=tiny_draft(target), verifier="lossless")
-        assert torch.equal(ours, plain)
-
-
 def test_compiled_drafts_are_recognised(pair):
     """Catches a check by class that refuses the wrapper of torch.compile."""
-    target, draft = pair
-    compiled, call = (
-        torch.compile(draft, backend="eager"),
-        {**ragged_batch(1), "max_new_tokens": 3, "do_sample": False},
-    )
+    target, draft = shallow(pair)
+    target.generation_config = pair[0].generation_config
+    call = {**ragged_batch(1), "max_new_tokens": 3, "do_sample": False}
+    compiled = torch.compile(draft, backend="eager")
     ours = target.generate(**call, assistant_model=compiled, verifier="lossless")
-    assert torch.equal(ours, target.generate(**call))
-
-
-def test_parametrized_layers(pair):
-    """Catches a view made by `copy`, which such modules do not support."""
-    target = copy.deepcopy(pair[0])
-    weight_norm(target.model.layers[0].mlp.up_proj)
-    call = {**ragged_batch(), **GREEDY, "assistant_model": pair[1]}
-    ours = target.generate(**call, diversed_head=tiny_head(), diversed_strictness=1.0)
-    assert torch.equal(ours, target.generate(**ragged_batch(), **GREEDY))
-
-
-class Packed(torch.Tensor):
-    """A weight that wraps another tensor, as quantized ones do; its linear is a product with its transpose."""
-
-    @staticmethod
-    def __new__(cls, inner):
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
-
-    def __init__(self, inner):
-        self.inner = inner
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        with torch._C.DisableTorchFunctionSubclass():
-            return args[0] @ args[1].t() if func is torch.nn.functional.linear else func(*args, **kwargs or {})
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args, kwargs=None):
-        plain = [each.inner if isinstance(each, Packed) else each for each in args]
-        out = func(*plain, **kwargs or {})
-        if func not in (torch.ops.aten.t.default, torch.ops.aten.detach.default):
-            return out
-        return return_and_correct_aliasing(func, args, kwargs or {}, Packed(out))
-
-
-def test_weights_that_are_tensor_subclasses(pair):
-    """Catches inference mode, in which views of such weights cannot be created."""
-    target = copy.deepcopy(pair[0])
-    for module in target.model.modules():
-        if isinstance(module, torch.nn.Linear):
-            module.weight = torch.nn.Parameter(Packed(module.weight.detach()), requires_grad=False)
-    call = {**ragged_batch(), **GREEDY}
-    ours = target.generate(**call, assistant_model=pair[1], verifier="lossless")
     assert torch.equal(ours, target.generate(**call))
 
 
@@ -138,11 +75,9 @@ def replace_forward(model, hook, monkeypatch):
     return contextlib.nullcontext()
 
 
-INSTALLERS = [install_hook, install_global_hook, replace_forward]
-
-
-@pytest.mark.parametrize("is_draft", [False, True], ids=["target", "draft"])
-@pytest.mark.parametrize("install", INSTALLERS)
+@pytest.mark.parametrize(
+    ("install", "is_draft"), [(install_hook, True), (install_global_hook, False), (replace_forward, False)]
+)
 def test_code_in_models_that_indexes_rows(pair, install, is_draft, monkeypatch):
     """Catches equal prompts that share a row, and rows that are removed or added as padding."""
     target, draft = map(copy.deepcopy, pair)
@@ -167,17 +102,3 @@ def test_code_in_models_that_indexes_rows(pair, install, is_draft, monkeypatch):
     assert sizes == {batch_size}
     assert len(expected[:, ids.shape[1] :].ne(PAD).sum(dim=1).unique()) > 1  # rows end at different lengths
     assert out.stats.engine == "eager"
-
-
-@pytest.mark.parametrize("install", [install_hook, install_global_hook])
-def test_hooks_that_compare_modules(pair, install, monkeypatch):
-    """Catches a copy of the module tree, whose modules a hook does not recognise, where hidden states are kept."""
-    target, draft = map(copy.deepcopy, pair)
-    steering = {target.model.layers[0].mlp: 3.0 * torch.randn(32, generator=torch.Generator().manual_seed(0))}
-    call = {**ragged_batch(1), **GREEDY}
-    plain = target.generate(**call)
-    with install(target, lambda module, args, output: output + steering.get(module, 0.0), monkeypatch):
-        expected = target.generate(**call)
-        ours = target.generate(**call, assistant_model=draft, diversed_head=tiny_head(), diversed_strictness=1.0)
-    assert not torch.equal(expected, plain)
-    assert torch.equal(ours, expected)

@@ -46,24 +46,15 @@ def run(pair: Pair, monkeypatch, **settings) -> tuple[GenerateDiversedOutput, to
     return pair.target.generate(**batch, **call | settings, assistant_model=pair.draft), measured, expected
 
 
-VERIFIERS = {"argnames": "verifier", "argvalues": ["lossless", "static:0.3", DiversedVerifier(tiny_head())]}
-VERIFIERS["ids"] = ["lossless", "static", "diversed"]
-
-
-@pytest.mark.parametrize(**VERIFIERS)
-def test_greedy_acceptance_equals_its_expectation(pair, monkeypatch, verifier):
-    """Catches an acceptance from other probabilities than those of the verdict."""
-    _, measured, expected = run(pair, monkeypatch, verifier=verifier, do_sample=False)
-    assert torch.equal(measured, expected)
-    assert measured.min() > 0
-
-
-@pytest.mark.parametrize("stop_strings", [None, list("abcdefghijklm")], ids=["eos", "stop strings"])
-@pytest.mark.parametrize(**VERIFIERS)
+@pytest.mark.parametrize(
+    ("verifier", "stop_strings"),
+    [("lossless", list("abcdefghijklm")), ("static:0.3", None), (DiversedVerifier(tiny_head()), None)],
+    ids=["lossless, stop strings", "static", "diversed"],
+)
 def test_acceptance_agrees_with_its_expectation(pair, monkeypatch, verifier, stop_strings):
     """Catches acceptance that does not follow the verdict, uniforms that are not uniform or depend on the draft
-    tokens, and counts of draft tokens after a stop string. False alarms: |z| > 4 in one of 16,000 for each of six
-    figures, 4e-4 in all; the seed is fixed."""
+    tokens, and counts of draft tokens after a stop string. False alarms: |z| > 4 in one of 16,000 for each of three
+    figures, 2e-4 in all; the seed is fixed."""
     settings = {"stop_strings": stop_strings, "tokenizer": pair.tokenizer}
     out, measured, expected = run(pair, monkeypatch, verifier=verifier, **settings)
     excess = measured - expected

@@ -34,9 +34,8 @@ def hybrid(model_type: str):
     return model
 
 
-@pytest.fixture(params=["qwen3_5_text", "lfm2", "falcon_h1"])
-def target(request):
-    return hybrid(request.param)
+# Linear attention and convolutions, convolutions only, and Mamba beside attention.
+KINDS = ("qwen3_5_text", "lfm2", "falcon_h1")
 
 
 def prompt(length: int = 7, seed: int = 0) -> torch.Tensor:
@@ -61,9 +60,10 @@ def plain(target, ids, **kwargs):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_logits_after_rollback_are_fresh_logits(target, batch_size, monkeypatch):
+@pytest.mark.parametrize(("kind", "batch_size"), [*((kind, 3) for kind in KINDS), ("qwen3_5_text", 1)])
+def test_logits_after_rollback_are_fresh_logits(kind, batch_size, monkeypatch):
     """Catches states that contain rejected tokens or padding, or lack accepted tokens, in rows of any length."""
+    target = hybrid(kind)
     ids = torch.cat([prompt(60, seed=row) for row in range(batch_size)])
     rows = RaggedRows(ids[:, :8], 60, 8, [], PAD)
     model = open_model(target, rows, None, torch.arange(8).expand(batch_size, -1), keep_hidden=False)
@@ -83,45 +83,50 @@ def test_logits_after_rollback_are_fresh_logits(target, batch_size, monkeypatch)
     assert model.num_forwards > 3 + 10  # some replays had a forward of their own
 
 
-@pytest.mark.parametrize(("gamma", "length", "batch_size"), [(1, 7, 3), (4, 1, 1), (4, 1, 3), (9, 7, 1)])
-def test_lossless_greedy_is_plain_generate(target, gamma, length, batch_size):
+@pytest.mark.parametrize(
+    ("kind", "gamma", "length", "batch_size"),
+    [("qwen3_5_text", 1, 7, 3), ("lfm2", 4, 1, 1), ("falcon_h1", 4, 1, 3), ("qwen3_5_text", 9, 7, 1)],
+)
+def test_lossless_greedy_is_plain_generate(kind, gamma, length, batch_size):
     """Catches states that are not restored, of target or draft model, also to those before any token was read."""
-    ids = torch.cat([prompt(length, seed=row) for row in range(batch_size)])
+    target, ids = hybrid(kind), torch.cat([prompt(length, seed=row) for row in range(batch_size)])
     out = decode(target, tiny_draft(target, noise=0.15), ids, num_assistant_tokens=gamma)
     assert torch.equal(out.sequences, plain(target, ids))
     assert out.stats.num_accepted > 0
     assert out.stats.num_rejected > 0
 
 
-@pytest.mark.parametrize(("batch_size", "prefill_chunk_size"), [(3, 1), (7, None)])
-def test_batches_are_plain_generate(target, batch_size, prefill_chunk_size):
-    """Catches padding in a state, states of other rows, and rows that keep the states of rows removed before them."""
-    inputs = batch(batch_size)
+@pytest.mark.parametrize(
+    ("kind", "order", "prefill_chunk_size"),
+    [
+        ("qwen3_5_text", [0, 1, 2, 3, 4, 5, 6], None),
+        ("falcon_h1", [0, 1, 2], 1),
+        ("lfm2", [2, 0, 2, 1, 0], None),
+        ("qwen3_5_text", [2, 0, 2, 1, 0], 1),
+    ],
+)
+def test_batches_are_plain_generate(kind, order, prefill_chunk_size):
+    """Catches padding in a state, states of other rows, rows that keep the states of rows removed before them, and
+    states that are not copied to the other completions of a prompt."""
+    target, inputs = hybrid(kind), {name: values[order] for name, values in batch(len(set(order))).items()}
     text = plain(target, **inputs)
-    ends = {"eos_token_id": text[: batch_size // 2, 14].tolist(), "pad_token_id": PAD}  # after six tokens
+    ends = {"eos_token_id": text[: len(order) // 2, 14].tolist(), "pad_token_id": PAD}  # after six tokens
     out = decode(target, tiny_draft(target, noise=0.15), **inputs, **ends, prefill_chunk_size=prefill_chunk_size)
     assert torch.equal(out.sequences, plain(target, **inputs, **ends))
     assert len({row.num_rejected for row in out.stats.per_row}) > 1
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"num_assistant_tokens": 1}, {"max_new_tokens": 1}, {"prefill_chunk_size": 1}]
+    ("kind", "settings"),
+    [("qwen3_5_text", {}), ("falcon_h1", {"num_assistant_tokens": 1}), ("lfm2", {"prefill_chunk_size": 1})],
 )
-def test_masked_tokens_at_the_end_and_inside_of_prompts(target, settings):
+def test_masked_tokens_at_the_end_and_inside_of_prompts(kind, settings):
     """Catches masked tokens in a state: the last prompt token, in every block that reads it, and those before it."""
+    target = hybrid(kind)
     ids, mask = torch.cat([prompt(9, seed=row) for row in range(5)]), torch.ones(5, 9, dtype=torch.long)
     mask[0, 6:] = mask[1, -1:] = mask[2, 4] = mask[3, :2] = mask[3, -1:] = 0
     out = decode(target, tiny_draft(target, noise=0.15), ids, attention_mask=mask, **settings)
-    new = settings.get("max_new_tokens", NEW)
-    assert torch.equal(out.sequences, plain(target, ids, attention_mask=mask, max_new_tokens=new))
-
-
-@pytest.mark.parametrize("prefill_chunk_size", [None, 1])
-def test_equal_prompts_share_states(target, prefill_chunk_size):
-    """Catches states, and their padding, that are not copied to the other completions of a prompt."""
-    inputs = {name: values[[2, 0, 2, 1, 0]] for name, values in batch(3).items()}
-    out = decode(target, tiny_draft(target, noise=0.15), **inputs, prefill_chunk_size=prefill_chunk_size)
-    assert torch.equal(out.sequences, plain(target, **inputs))
+    assert torch.equal(out.sequences, plain(target, ids, attention_mask=mask))
 
 
 @pytest.mark.parametrize("is_draft_hybrid", [True, False])
@@ -133,16 +138,18 @@ def test_one_of_the_models_is_hybrid(is_draft_hybrid):
     assert torch.equal(decode(target, draft, **inputs).sequences, plain(target, **inputs))
 
 
-def test_prompt_lookup(target):
+def test_prompt_lookup():
     """Catches a target that upstream or this library refuses for prompt lookup, and rounds in which no row drafts."""
+    target = hybrid("qwen3_5_text")
     few = batch(3) | {"suppress_tokens": [token for token in range(VOCAB_SIZE) if token not in (5, 6, 7)]}
     out = decode(target, None, **few, num_assistant_tokens=None, prompt_lookup_num_tokens=3)
     assert torch.equal(out.sequences, plain(target, **few))
     assert 0 < out.stats.num_accepted < out.stats.num_drafted
 
 
-def test_rounds_without_draft_tokens(target, monkeypatch):
+def test_rounds_without_draft_tokens(monkeypatch):
     """Catches states that miss the token of a round without draft tokens, after which nothing is removed."""
+    target = hybrid("qwen3_5_text")
     run, inputs = loop.run_round, batch(4)
     for pattern in ([0, 3, 0, 0, 2], [3, 3, 0, 0, 0, 0, 4]):
         lengths = itertools.cycle(pattern)
@@ -150,8 +157,9 @@ def test_rounds_without_draft_tokens(target, monkeypatch):
         assert torch.equal(decode(target, tiny_draft(target), **inputs).sequences, plain(target, **inputs))
 
 
-def test_finished_rows_that_stay_in_the_batch(target, monkeypatch):
+def test_finished_rows_that_stay_in_the_batch(monkeypatch):
     """Catches finished rows that widen blocks or are read beyond the last column."""
+    target = hybrid("qwen3_5_text")
     monkeypatch.setattr(RaggedModel, "is_worth_compacting", lambda model, running, rows: False)
     lengths, run, inputs = itertools.cycle([6] * 3 + [0] * 12), loop.run_round, batch(4)
     monkeypatch.setattr(loop, "run_round", lambda call, _: run(call, next(lengths)))
@@ -160,8 +168,9 @@ def test_finished_rows_that_stay_in_the_batch(target, monkeypatch):
     assert torch.equal(out.sequences, plain(target, **inputs, **ends))
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_5_text", "falcon_h1"])
-@pytest.mark.parametrize("verifier", [StaticEnsembleVerifier(0.4), LosslessVerifier()], ids=str)
+@pytest.mark.parametrize(
+    ("model_type", "verifier"), [("qwen3_5_text", StaticEnsembleVerifier(0.4)), ("falcon_h1", LosslessVerifier())]
+)
 def test_sampled_text_is_that_of_full_forwards(model_type, verifier, monkeypatch):
     """Catches distributions from states with other tokens, which greedy text may hide, also for several sequences."""
     monkeypatch.setattr(RaggedModel, "is_worth_compacting", lambda model, running, rows: False)
@@ -183,25 +192,13 @@ def test_sampled_text_is_that_of_full_forwards(model_type, verifier, monkeypatch
         assert sampled[row, 9:][len(expected) :].eq(PAD).all()
 
 
-def test_static_engine_falls_back(target):
+def test_static_engine_falls_back():
     """Catches buffers without the states."""
+    target = hybrid("qwen3_5_text")
     out = decode(target, tiny_draft(target), cache_implementation="static")
     assert out.stats.engine == "eager"
     assert "recurrent states" in out.stats.engine_reason
     assert cannot_serve(tiny_model("llama"), target, prompt_length=9) is not None
-
-
-def test_copies_before_a_recurrent_draft_model_are_refused(target):
-    """Catches copied tokens that are missing in the states of the draft model."""
-    with pytest.raises(ValueError, match="the draft model has recurrent states, which cannot skip copied tokens"):
-        decode(tiny_model("llama"), target, prompt_lookup_num_tokens=3)
-
-
-def test_batches_of_models_that_ignore_positions_are_refused():
-    """Catches rows of different lengths in a model that counts positions from the cache."""
-    target = hybrid("inkling_text")
-    with pytest.raises(ValueError, match=r"ignores position_ids.* batch size must be 1, got 2"):
-        decode(target, tiny_draft(target), prompt().repeat(2, 1))
 
 
 def test_logits_narrower_than_the_output_embedding():

@@ -15,7 +15,6 @@ from transformers.models.kosmos2.configuration_kosmos2 import Kosmos2TextConfig
 from transformers.models.kosmos2.modeling_kosmos2 import Kosmos2TextForCausalLM
 
 import hf_diversed
-from benchmarks.speed import SyntheticVerifier
 from hf_diversed import (
     DiversedHead,
     DiversedHeadConfig,
@@ -43,35 +42,9 @@ def bidirectional():
     return tf.GemmaForCausalLM(tf.GemmaConfig(**SMALL, **sizes, use_bidirectional_attention=True))
 
 
-def mamba():
-    sizes = {"hidden_size": 16, "state_size": 4, "num_hidden_layers": 1, "vocab_size": tiny.VOCAB_SIZE}
-    return tf.MambaForCausalLM(tf.MambaConfig(**sizes))
-
-
 def kosmos2():
     sizes = {"embed_dim": 16, "layers": 1, "ffn_dim": 16, "attention_heads": 2}
     return Kosmos2TextForCausalLM(Kosmos2TextConfig(vocab_size=tiny.VOCAB_SIZE, **sizes))
-
-
-def llama4():
-    return tf.Llama4ForCausalLM(
-        tf.Llama4TextConfig(
-            **SMALL,
-            num_key_value_heads=1,
-            head_dim=8,
-            intermediate_size=16,
-            num_local_experts=2,
-            attention_chunk_size=8,
-        )
-    )
-
-
-def bloom():
-    return tf.BloomForCausalLM(tf.BloomConfig(vocab_size=tiny.VOCAB_SIZE, hidden_size=16, n_layer=1, n_head=2))
-
-
-def mpt():
-    return tf.MptForCausalLM(tf.MptConfig(vocab_size=tiny.VOCAB_SIZE, d_model=16, n_layers=1, n_heads=2))
 
 
 def falcon_alibi():
@@ -92,18 +65,6 @@ def attending(name):
     model = tiny.tiny_model("llama", seed=5)
     model.config._attn_implementation = name
     return model
-
-
-def bart():
-    sizes = {"d_model": 16, "decoder_attention_heads": 2, "decoder_ffn_dim": 16, "encoder_layers": 1}
-    config = tf.BartConfig(vocab_size=tiny.VOCAB_SIZE, is_decoder=True, is_encoder_decoder=False, **sizes)
-    return tf.BartForCausalLM(config).eval()
-
-
-def gpt_neo():
-    sizes = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "window_size": 4}
-    kinds = [[["global", "local"], 1]]
-    return tf.GPTNeoForCausalLM(tf.GPTNeoConfig(vocab_size=tiny.VOCAB_SIZE, attention_types=kinds, **sizes)).eval()
 
 
 def recomputing():
@@ -245,14 +206,20 @@ looking_up = partial(generate, assistant_model=MISSING, **{"prompt_lookup_num_to
 REFUSED = [
     # models
     *as_target_and_draft("no rollback", t5, "T5ForConditionalGeneration; use a decoder-only"),
-    *as_target_and_draft("no rollback", mamba, "MambaForCausalLM; ignores its state; use another model"),
+    *as_target_and_draft(
+        "no rollback", partial(small_model, "mamba"), "MambaForCausalLM; ignores its state; use another model"
+    ),
     *as_target_and_draft("no rollback", kosmos2, "Kosmos2TextForCausalLM; counts positions from the padding id; use"),
-    *as_target_and_draft("no rollback", llama4, "Llama4ForCausalLM; chunked; use a model with full or sliding-window"),
-    *as_target_and_draft("no rollback", bloom, "BloomForCausalLM; ALiBi; use"),
+    *as_target_and_draft(
+        "no rollback",
+        partial(small_model, "llama4_text"),
+        "Llama4ForCausalLM; chunked; use a model with full or sliding-window",
+    ),
+    *as_target_and_draft("no rollback", partial(small_model, "bloom"), "BloomForCausalLM; ALiBi; use"),
     *as_target_and_draft(
         "no rollback", bidirectional, "GemmaForCausalLM; use_bidirectional_attention; use a causal model"
     ),
-    *as_target_and_draft("no rollback", mpt, "MptForCausalLM; ALiBi; use"),
+    *as_target_and_draft("no rollback", partial(small_model, "mpt"), "MptForCausalLM; ALiBi; use"),
     *as_target_and_draft("no rollback", falcon_alibi, "FalconForCausalLM; ALiBi; use"),
     *as_target_and_draft("prompt learning", prompt_tuned, "LlamaForCausalLM; PROMPT_TUNING; LoRA"),
     refused(
@@ -278,8 +245,21 @@ REFUSED = [
         for name in ("flash_attention_2", "flex_attention", "paged|sdpa")
         for row in as_target_and_draft("attention", partial(attending, name), name, 'attn_implementation="sdpa"')
     ),
-    *as_target_and_draft("positions of the batch", bart, "BartForCausalLM; position_ids; batch size must be 1, got 2"),
-    *as_target_and_draft("positions of the batch", gpt_neo, "GPTNeoForCausalLM; window; batch size must be 1, got 2"),
+    *as_target_and_draft(
+        "positions of the batch",
+        partial(small_model, "bart"),
+        "BartForCausalLM; position_ids; batch size must be 1, got 2",
+    ),
+    refused(
+        "positions of the batch",
+        lambda: BENCH.generate(small_model("inkling_text")),
+        "ignores position_ids; batch size must be 1, got 2",
+    ),
+    *as_target_and_draft(
+        "positions of the batch",
+        partial(small_model, "gpt_neo"),
+        "GPTNeoForCausalLM; window; batch size must be 1, got 2",
+    ),
     *as_target_and_draft("gradient checkpointing", recomputing, "gradient checkpointing; model.eval()"),
     *as_target_and_draft("no weights", without_weights, "meta; from_pretrained"),
     refused(
@@ -296,7 +276,6 @@ REFUSED = [
     refused(
         "beam search", generate(generation_config=tf.GenerationConfig(num_beams=3, max_length=12)), "num_beams; 3"
     ),
-    refused("counts", looking_up(prompt_lookup_num_tokens=0), "prompt_lookup_num_tokens; >= 1; got 0"),
     refused("counts", looking_up(max_matching_ngram_size=0), "max_matching_ngram_size; >= 1; got 0"),
     refused("two numbers of draft tokens", looking_up(num_assistant_tokens=5), "=3; =5; pass only the first"),
     refused(
@@ -318,11 +297,9 @@ REFUSED = [
             "probabilities of a draft model; assistant_model",
         )
         for verifier, words in (
-            *((f"spec_cascade:{gate}:0.3", gate) for gate in ("chow", "diff", "opt", "token_v1")),
+            ("spec_cascade:chow:0.3", "chow"),
             ("block:spec_cascade:chow:0.3", "BlockVerifier(verifier=SpecCascadeVerifier("),
-            ("block:contrastive", "BlockVerifier(verifier=ContrastiveVerifier("),
             (PhaseVerifier(LosslessVerifier(), ContrastiveVerifier(), begin=3, end=4), "PhaseVerifier("),
-            (SyntheticVerifier(ContrastiveVerifier(), 0.5), "SyntheticVerifier("),
         )
     ),
     refused(
@@ -340,14 +317,12 @@ REFUSED = [
     refused("other modes", generate(constraints=["x"]), "constraints=['x']; remove"),
     refused("other modes", generate(dola_layers="high"), "dola_layers='high'; remove"),
     refused("cache_implementation", generate(cache_implementation="offloaded"), "'offloaded'; Pass None"),
-    refused("cache_implementation", generate(cache_implementation="quantized"), "'quantized'; Pass None"),
-    refused("cache_implementation", generate(cache_implementation="paged"), "'paged'; Pass None"),
     refused("token_healing", generate(token_healing=True), "token_healing; call model.heal_tokens"),
     refused("processors", generate(guidance_scale=1.5), "guidance_scale; Classifier; Drop one"),
-    refused(
-        "processors",
-        generate(watermarking_config=tf.SynthIDTextWatermarkingConfig(keys=[1, 2], ngram_len=3)),
-        "SynthID; counts its calls; Drop one",
+    *(
+        refused("processors", generate(logits_processor=[subclass.__new__(subclass)]), f"{cls.__name__}; Drop one")
+        for cls in support.REFUSED_PROCESSORS
+        for subclass in [type(f"Of{cls.__name__}", (cls,), {})]
     ),
     *(
         refused(
@@ -416,7 +391,7 @@ REFUSED = [
             generate(attention_mask=torch.ones(shape).long()),
             f"attention_mask; [2, 6]; got {shape}; tokenizer",
         )
-        for shape in ([2, 4], [3, 6], [1, 6], [2, 9])
+        for shape in ([2, 4], [1, 6])
     ),
     refused("shapes", generate(attention_mask=torch.tensor([[1] * 6, [0] * 6])), "attention_mask; row 1; BOS"),
     refused("shapes", generate(position_ids=torch.arange(4).expand(2, -1)), "position_ids; [2, 6]; got [2, 4]"),
@@ -509,8 +484,9 @@ REFUSED = [
     *(
         refused(ELSEWHERE, with_head(**{f"diversed_{name}": value}), f"{name}; must be a number", repr(value))
         for name, value in (
-            *(("strictness", value) for value in ("0.5", True, {}, ["0.5", 0.5], [0.5, None])),
-            *(("max_ratio", value) for value in ("2", True, [True, 2.0])),
+            ("strictness", "0.5"),
+            ("strictness", [0.5, None]),
+            ("max_ratio", True),
             ("max_bias", "0.1"),
         )
     ),
@@ -530,7 +506,7 @@ REFUSED = [
             "num_assistant_tokens; >= 1",
             f"got {value}",
         )
-        for value in (0, -1, 2.5, True)
+        for value in (0, 2.5, True)
     ),
     # sources of draft tokens
     *(
@@ -559,7 +535,7 @@ REFUSED = [
         refused(
             "threshold", generate(assistant_confidence_threshold=value), f"[0, 1]; got {value!r}; 0 sets no threshold"
         )
-        for value in (-0.1, 1.5, True, "0.4")
+        for value in (-0.1, float("nan"), True, "0.4")
     ),
     *(
         refused(
@@ -581,6 +557,11 @@ REFUSED = [
     refused("no rollback", attach(t5(), BENCH.draft, BENCH.head), "target; encoder-decoder"),
     refused("no rollback", attach(BENCH.target, t5(), BENCH.head), "draft; encoder-decoder"),
     refused(ELSEWHERE, attach(BENCH.target, BENCH.draft), "diversed_head=; verifier="),
+    refused(
+        "settings of a head",
+        attach(BENCH.target, BENCH.draft, verifier="static:0.5", diversed_max_bias=0.05),
+        "diversed_max_bias can only be used with a head",
+    ),
     refused(
         "no head",
         attach(BENCH.target, BENCH.draft, LosslessVerifier()),
@@ -649,7 +630,7 @@ def test_the_valid_call_succeeds():
 
 @pytest.mark.parametrize(
     ("entry", "value"),
-    [("num_beams", 4), ("token_healing", True), ("assistant_early_exit", 1), ("cache_implementation", "paged")],
+    [("num_beams", 4), ("assistant_early_exit", 1), ("cache_implementation", "paged"), ("stop_strings", "w5")],
 )
 def test_modes_set_in_the_models_own_config(entry, value, monkeypatch):
     """Catches a check of the call's arguments only: generation configs of checkpoints also select modes."""
@@ -676,3 +657,13 @@ def test_padding_needs_no_positions():
         padded[name] = torch.nn.functional.pad(values, (4, 0))
     out = BENCH.generate(target, assistant_model=few_positions(), max_new_tokens=11, **padded)
     assert torch.equal(out, target.generate(**padded, max_new_tokens=11, do_sample=False))
+
+
+def test_two_versions_of_one_tokenizer_are_accepted():
+    """Catches a comparison of sizes or of renamed special tokens: a chat model may have more tokens."""
+    first, second = tiny.word_tokenizer(), tiny.word_tokenizer()
+    first.add_special_tokens({"additional_special_tokens": ["<|user|>"]})
+    second.add_special_tokens({"additional_special_tokens": ["<|person|>"]})
+    checks.check_tokenizers(first, second)
+    first.add_tokens(["more"])
+    checks.check_tokenizers(first, second)

@@ -60,9 +60,9 @@ def assisted(monkeypatch, pair, source: str, ids: torch.Tensor, **call) -> tuple
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_greedy_text_is_that_of_plain_generation(source, pair, monkeypatch):
-    """Catches a text, cache or length that differs from transformers' after a round: 100 random calls."""
+    """Catches a text, cache or length that differs from transformers' after a round: 30 random calls."""
     rng, total = random.Random(0), Counter()
-    for seed in range(100):
+    for seed in range(30):
         ids = repetitive_prompt(rng)
         mask = torch.ones_like(ids)
         if seed % 4 == 0:
@@ -78,7 +78,7 @@ def test_greedy_text_is_that_of_plain_generation(source, pair, monkeypatch):
         monkeypatch.undo()
         assert found.tolist() == expected.tolist(), seed
         total += seen
-    assert total["matches"] > 40
+    assert total["matches"] > 12
     check_kinds(source, total)
 
 
@@ -97,7 +97,7 @@ def test_draft_model_agrees_with_itself(pair, monkeypatch):
     assert seen["matches"] == seen["drafted"] > 20
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", ["draft model", "copies before a draft model"])
 def test_sampled_text_follows_the_target(source, monkeypatch):
     """Catches logits that the candidates were not drawn from: chi-square of each token's successors."""
     target = markov_model()

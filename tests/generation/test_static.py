@@ -2,21 +2,18 @@
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import fields
 
 import pytest
 import torch
-import transformers as tf
-from transformers.models.mllama.configuration_mllama import MllamaTextConfig
 
 import hf_diversed
-from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier, diversed_decoding
+from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier
 from hf_diversed.generation.confidence import ConfidenceRule
 from hf_diversed.generation.static import gamma_for
 from hf_diversed.verifiers.mixture import MixtureVerifier, Weights
 from tests.generation.modes import (
     COMPILED,
-    SMALL,
     STATIC,
     TRACED,
     assert_same,
@@ -26,19 +23,11 @@ from tests.generation.modes import (
     shallow,
 )
 from tests.tiny import (
-    ARCHITECTURES,
-    EAGER_ONLY,
-    EOS,
-    VOCAB_SIZE,
-    Listener,
     ragged_batch,
     tiny_draft,
     tiny_head,
     tiny_model,
 )
-
-
-TRACED_ARCHITECTURES = ("gemma3_text", "gpt_oss")
 
 
 @pytest.fixture(scope="module")
@@ -53,48 +42,31 @@ def nothing_compiled():
     hf_diversed.clear_compiled()
 
 
-def pair_of(architecture: str):
-    target = tiny_model(architecture, attention="eager" if architecture in EAGER_ONLY else "sdpa")
-    return target, tiny_draft(target)
+def llama():
+    """Return a pair of two layers with a length of its own."""
+    pair = (target := tiny_model("llama")), tiny_draft(target)
+    for each in pair:
+        each.config.max_position_embeddings = 512
+    return pair
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_static_shapes_change_no_token(architecture):
-    """Catches masks, windows and positions that are correct for growing shapes only, and reads of padding rows."""
-    pair = pair_of(architecture)
-    repeated = {name: values[[1, 0, 1]] for name, values in ragged_batch(2).items()}
-    batches = [repeated]
-    # Full, sliding and eager attention, learned positions.
-    if architecture in ("llama", "gemma3_text", "gpt_oss", "gpt2"):
-        batches += [ragged_batch(1), ragged_batch(8)]
-    for batch in batches:
-        out = assert_same(pair, STATIC, batch=batch, max_new_tokens=14, num_assistant_tokens=5)
-        assert out.stats.engine == "static"
-
-
-def test_layers_without_keys_and_values():
-    """Catches a layer that is taken for a filled one, such as cross-attention of Mllama without an image."""
-    sizes = {"num_hidden_layers": 3, "cross_attention_layers": [1], "num_key_value_heads": 2, "hidden_size": 32}
-    sizes |= {"num_attention_heads": 4, "intermediate_size": 48, "pad_token_id": 0, "eos_token_id": EOS}
-    rope = {"rope_type": "default", "rope_theta": 10000.0}
-    config = MllamaTextConfig(vocab_size=VOCAB_SIZE, rope_parameters=rope, **sizes)
-    target = tiny_model(lambda: tf.MllamaForCausalLM(config))
-    assert assert_same((target, tiny_draft(target)), STATIC).stats.engine == "static"
-
-
-@pytest.mark.parametrize("architecture", TRACED_ARCHITECTURES)
-def test_compiling_changes_no_token(architecture):
+def test_compiling_changes_no_token():
     """Catches constants that should be inputs, lost writes, and branches that are fixed at tracing."""
-    out = assert_same(shallow(pair_of(architecture)), TRACED)
+    target = tiny_model("gemma3_text")
+    out = assert_same(shallow((target, tiny_draft(target))), TRACED)
     assert (out.stats.engine, out.stats.engine_reason, out.stats.compile.num_compiled) == ("compiled", "", 4)
 
 
 def test_inductor_changes_no_token(pair):
-    """Catches writes to the caches that generated code loses. The only test with inductor."""
-    out = assert_same(pair, COMPILED, batch=ragged_batch(2))
-    assert (out.stats.engine, out.stats.compile.num_compiled) == ("compiled", 4)
-    again = assert_same(pair, COMPILED, batch=ragged_batch(2, length=15, seed=4), max_new_tokens=40)
-    assert again.stats.compile == hf_diversed.outputs.CompileStats(num_used=4)
+    """Catches writes to the caches that generated code loses. The only test with inductor; without a draft model it
+    compiles two functions, the forward of the target and verification."""
+    call = {"prompt_lookup_num_tokens": 2, "num_assistant_tokens": None, "verifier": "lossless", "max_new_tokens": 40}
+    pair, engines = (pair[0], None), []
+    for length in (4, 5):
+        batch = {name: values.repeat(1, 3) for name, values in ragged_batch(2, length).items()}
+        out = assert_same(pair, COMPILED, batch=batch, **call)
+        engines.append((out.stats.engine, out.stats.compile.num_compiled, out.stats.compile.num_used))
+    assert engines == [("compiled", 2, 2), ("compiled", 0, 2)]
 
 
 def test_many_calls_compile_once(pair, monkeypatch, caplog):
@@ -103,8 +75,8 @@ def test_many_calls_compile_once(pair, monkeypatch, caplog):
     assert decode(pair, TRACED, batch=ragged_batch(1, length=5)).stats.compile.num_compiled == 4
     assert "Compiled 4 functions for LlamaForCausalLM in" in caplog.text
     functions, engines = 0, set()
-    for seed in range(60):
-        batch = ragged_batch(1, length=2 + seed % 60, seed=seed)
+    for seed in range(12):
+        batch = ragged_batch(1, length=2 + 5 * seed, seed=seed)
         out = decode(pair, TRACED, batch=batch, max_new_tokens=2 + seed % 4)
         engines.add(out.stats.engine)
         functions += out.stats.compile.num_compiled
@@ -115,56 +87,34 @@ def test_many_calls_compile_once(pair, monkeypatch, caplog):
 def test_a_text_that_outgrows_its_buffers(monkeypatch):
     """Catches contents that are lost when buffers grow, and functions of the smaller buffers."""
     run_untraced(monkeypatch)
-    for each in (long_pair := shallow(pair_of("llama"))):
-        each.config.max_position_embeddings = 512
-    out = assert_same(long_pair, TRACED, batch=ragged_batch(2, length=249), max_new_tokens=12)
+    out = assert_same(shallow(llama()), TRACED, batch=ragged_batch(2, length=249), max_new_tokens=12)
     assert out.stats.compile.num_compiled == 7  # verification does not read the buffers
 
 
 def test_last_rounds_at_every_distance_from_the_edge_of_the_buffers():
     """Catches positions cropped at the edge."""
-    for each in (pair := pair_of("llama")):
-        each.config.max_position_embeddings = 512
-    for new_tokens in range(1, 9):
+    pair = llama()
+    for new_tokens in range(3, 9):
         assert_same(pair, STATIC, batch=ragged_batch(1, length=250), max_new_tokens=new_tokens)
 
 
-CALLS = {
-    "strictness per row": {
-        "verifier": lambda: DiversedVerifier(tiny_head(), strictness=[0.1, 0.5, 0.7, 1.0], max_bias=0.3)
-    },
-    "end inside a block": {"eos_token_id": [EOS, 9, 17, 33, 41, 57], "max_new_tokens": 30},
-    "suppressed": {"suppress_tokens": [5, 6, 7, 20]},
-}
-
-
-def test_token_records_are_the_same(pair, monkeypatch):
-    """Catches a compiled round without the emitted distribution, and TV(v, p) estimated instead of computed."""
+def test_scores_and_records_are_the_same(pair, monkeypatch):
+    """Catches requested outputs that a compiled round omits or computes from another distribution, and TV(v, p)
+    estimated instead of computed."""
     run_untraced(monkeypatch)
     by_token = tiny_head(features="distribution", token_features=True)
-    call = {"output_token_records": True, "do_sample": True, "top_k": 0, "batch": ragged_batch(1), "max_new_tokens": 8}
+    call = {"output_scores": True, "output_logits": True, "output_token_records": True, "do_sample": True, "top_k": 0}
     for verifier in (StaticEnsembleVerifier(0.4), DiversedVerifier(by_token)):
-        records = []
-        for each in ({}, TRACED):
+        outs = []
+        for mode in ({}, TRACED):
             torch.manual_seed(0)
-            records.append(decode(pair, each, verifier, **call).token_records)
-        expected, found = records
-        assert torch.equal(found.tokens, expected.tokens)
-        for name in ("log_prob", "bias", "p", "q"):
-            assert torch.allclose(getattr(found, name), getattr(expected, name), atol=1e-5, equal_nan=True), name
-
-
-@pytest.mark.parametrize("mode", [STATIC, TRACED], ids=["static", "traced"])
-@pytest.mark.parametrize("name", CALLS)
-def test_options_of_a_call(pair, mode, name, monkeypatch):
-    """Catches settings, state, EOS ids and processors that a call with static shapes loses."""
-    run_untraced(monkeypatch)
-    call = dict(CALLS[name])
-    make = call.pop("verifier", lambda: None)
-    expected, out = decode(pair, {}, make(), **call), decode(pair, mode, make(), **call)
-    assert torch.equal(out.sequences, expected.sequences)
-    assert out.stats.mean_weight == pytest.approx(expected.stats.mean_weight, nan_ok=True, abs=1e-5)
-    assert out.stats.mean_bias == pytest.approx(expected.stats.mean_bias, nan_ok=True, abs=1e-5)
+            outs.append(decode(pair, mode, verifier, **call, batch=ragged_batch(1), max_new_tokens=8))
+        expected, out = outs
+        torch.testing.assert_close(out.scores, expected.scores, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(out.logits, expected.logits, atol=1e-4, rtol=1e-4)
+        for item in fields(out.token_records):
+            mine, theirs = (getattr(each.token_records, item.name) for each in outs)
+            torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4, equal_nan=True)
 
 
 def test_all_strictness_values_share_a_function(pair, monkeypatch):
@@ -173,7 +123,7 @@ def test_all_strictness_values_share_a_function(pair, monkeypatch):
     counts, head = [], tiny_head()
     for strictness in (0.5, 0.3, [0.1, 0.2, 0.8, 0.9]):
         verifier = DiversedVerifier(head, strictness=strictness)
-        out = assert_same(pair, TRACED, verifier=verifier, num_assistant_tokens=1)
+        out = assert_same(pair, TRACED, verifier=verifier, num_assistant_tokens=1, suppress_tokens=[5, 6, 7, 20])
         counts.append(out.stats.compile.num_compiled)
     assert counts == [3, 0, 0]
 
@@ -208,18 +158,15 @@ NOT_COMPILED = {
 }
 
 
-@pytest.mark.parametrize("mode", [STATIC, TRACED], ids=["static", "traced"])
 @pytest.mark.parametrize("name", NOT_COMPILED)
-def test_what_cannot_be_compiled_runs_between_compiled_functions(pair, mode, name, monkeypatch):
+def test_what_cannot_be_compiled_runs_between_compiled_functions(pair, name, monkeypatch):
     """Catches a verifier that receives two ids instead of the text, and processors that receive another prefix."""
-    if mode is TRACED:
-        run_untraced(monkeypatch)
+    run_untraced(monkeypatch)
     call, number, reason = NOT_COMPILED[name]
     draft = None if name == "lookup" else pair[1]
-    stats = assert_same((pair[0], draft), mode, **call).stats
-    if mode is TRACED:
-        assert (stats.engine, stats.compile.num_used) == ("compiled", number)
-        assert stats.engine_reason == (reason and f"verification is not compiled: {reason}")
+    stats = assert_same((pair[0], draft), TRACED, **call).stats
+    assert (stats.engine, stats.compile.num_used) == ("compiled", number)
+    assert stats.engine_reason == (reason and f"verification is not compiled: {reason}")
 
 
 def test_a_model_that_cannot_be_traced_runs_uncompiled(pair, caplog):
@@ -236,24 +183,6 @@ def test_a_model_that_cannot_be_traced_runs_uncompiled(pair, caplog):
         assert stats.engine_reason.startswith("extend of LlamaForCausalLM is not compiled: ")
     assert (counts, stats.compile.num_used) == ([3, 0], 3)
     assert caplog.text.count("extend of LlamaForCausalLM is not compiled") == 1
-
-
-def test_scores_records_and_streams(pair, monkeypatch):
-    """Catches requested outputs that a compiled round omits."""
-    run_untraced(monkeypatch)
-    call = {"output_scores": True, "output_logits": True, "output_token_records": True}
-    expected, out = decode(pair, {}, **call), decode(pair, TRACED, **call)
-    torch.testing.assert_close(torch.stack(out.scores), torch.stack(expected.scores), atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(torch.stack(out.logits), torch.stack(expected.logits), atol=1e-4, rtol=1e-4)
-    for name in ("tokens", "source", "relaxed", "weight", "p", "q", "tv"):
-        mine, theirs = getattr(out.token_records, name), getattr(expected.token_records, name)
-        torch.testing.assert_close(mine, theirs, equal_nan=True, atol=1e-4, rtol=1e-4)
-
-    listener = Listener()
-    text = decode(pair, STATIC, streamer=listener, batch=ragged_batch(1), return_dict_in_generate=False)
-    assert listener.tokens == text[0].tolist()
-    streamed = torch.cat([records.tokens[0] for records, _ in listener.rounds])
-    assert torch.equal(streamed, text[0, 9:])
 
 
 @pytest.mark.parametrize(("mode", "engine"), [({}, "eager"), (STATIC, "static"), (TRACED, "compiled")])
@@ -277,20 +206,10 @@ def test_threads_decode_at_the_same_time(pair, mode):
         batch = ragged_batch(1 + number % 4, 6 + number, seed=number)
         return decode(pair, mode, batch=batch, verifier=verifier, do_sample=False, max_new_tokens=24).sequences
 
-    expected = list(map(call, range(12)))
+    expected = list(map(call, range(8)))
     with ThreadPoolExecutor(4) as threads:
-        for found, alone in zip(threads.map(call, range(12)), expected):
+        for found, alone in zip(threads.map(call, range(8)), expected):
             assert torch.equal(found, alone)
-
-
-def test_criteria(pair):
-    """Catches criteria that receive ids without those of the last round."""
-    stop = tf.StoppingCriteriaList([partial(_contains, token=int(decode(pair, {}).sequences[0, 14]))])
-    assert_same(pair, STATIC, stopping_criteria=stop)
-
-
-def _contains(input_ids, scores, token: int):
-    return (input_ids[:, 9:] == token).any(dim=-1)
 
 
 def test_only_uncompiled_batches_are_compacted(pair, monkeypatch, rows_left):
@@ -307,18 +226,14 @@ def test_only_uncompiled_batches_are_compacted(pair, monkeypatch, rows_left):
     assert_same(pair, TRACED, **call)
 
 
-def test_calls_that_fall_back_draft_as_many_tokens_as_eager_ones(pair, monkeypatch):
-    """Catches a default of static calls in one whose `cache_implementation` has no effect."""
-    made = []
-    monkeypatch.setattr(ConfidenceRule, "for_models", lambda *_: made.append(1))
-    decode(pair, STATIC, batch={"input_ids": torch.tensor([[5]])}, num_assistant_tokens=None)
-    assert made == [1]
-
-
-def test_what_static_shapes_cannot_serve_is_reported(pair, caplog):
-    """Catches a fallback without its reason, and a warning for the first of several models only."""
+def test_what_static_shapes_cannot_serve_is_reported(pair, caplog, monkeypatch):
+    """Catches a fallback without its reason or with draft lengths of static calls, and a warning for the first of
+    several models only."""
     target, draft = pair
-    out = decode(pair, STATIC, batch={"input_ids": torch.tensor([[5]])})
+    rules, build = [], ConfidenceRule.for_models
+    monkeypatch.setattr(ConfidenceRule, "for_models", lambda *models: rules.append(build(*models)) or rules[-1])
+    out = decode(pair, STATIC, batch={"input_ids": torch.tensor([[5]])}, num_assistant_tokens=None)
+    assert len(rules) == 1
     assert out.stats.engine == "eager"
     assert out.stats.engine_reason == "the prompt has one token, and filling the caches needs at least two"
     for _ in range(2):
@@ -355,7 +270,7 @@ def test_one_seed_draws_the_same_text_over_static_shapes(pair, rows, monkeypatch
     """Catches random numbers drawn for draft tokens beyond the rows' length limit."""
     call = {"do_sample": True, "top_k": 0, "eos_token_id": None, "pad_token_id": 0, "batch": ragged_batch(rows)}
     run_untraced(monkeypatch)
-    for seed in range(20):
+    for seed in range(6):
         texts = []
         for mode in ({}, STATIC, *[TRACED] * (rows == 1)):  # in batches, compiled calls remove finished rows later
             torch.manual_seed(seed)
@@ -368,11 +283,3 @@ def test_a_cpu_compiles_only_on_request(pair, caplog):
     out = decode(pair, {"cache_implementation": "static"})
     assert out.stats.engine == "static"
     assert "is not compiled on cpu unless compile_config= is given" in caplog.text
-
-
-def test_without_the_hook(pair):
-    """Catches an engine that can be chosen only through the patched `generate`."""
-    target, draft = pair
-    loop = partial(diversed_decoding, assistant_model=draft, verifier=StaticEnsembleVerifier(0.6))
-    out = target.generate(**ragged_batch(), custom_generate=loop, **{**SMALL, **STATIC})
-    assert out.stats.engine == "static"

@@ -5,8 +5,6 @@ import torch
 from transformers import CompileConfig
 
 from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, clear_compiled, warmup
-from hf_diversed.generation.static import capacity_for
-from hf_diversed.generation.warmup import prompt_lengths
 from tests import tiny
 from tests.generation.modes import run_untraced, shallow
 
@@ -61,16 +59,6 @@ def test_batches_and_greedy_calls_are_compiled_for_themselves(pair):
     assert warmup(*pair, **options, batch_sizes=(1, 3)).num_compiled == 5  # verification of 1 row, not of 3
     assert warmup(*pair, **options, batch_sizes=(4,)).num_compiled == 1
     assert warmup(*pair, **options | {"do_sample": True}).num_compiled == 2  # the forward of the target is the same
-
-
-@pytest.mark.parametrize("gamma", [1, 5, 40])
-@pytest.mark.parametrize("max_length", [3, 200, 251, 252, 256, 257, 300, 512, 1000])
-def test_prompts_lead_to_every_size(max_length, gamma):
-    """Catches a size that only the last rounds of the longest texts reach."""
-    met = {capacity_for(length + gamma) for length in range(2, max_length)}
-    lengths = list(prompt_lengths(max_length, gamma))
-    assert {capacity_for(max(length, 2) + gamma) for length in lengths} == met
-    assert max(lengths) < max_length
 
 
 @pytest.mark.parametrize(
