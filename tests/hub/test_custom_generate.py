@@ -50,17 +50,15 @@ def by_script(pair, name=REPO, **kwargs) -> list[int]:
 
 def test_decodes_with_the_published_head(hub, installed, pair):
     """Catches another head or verifier, and arguments that the script drops."""
-    heads = {bias: make_head(pair, bias) for bias in (-30.0, 30.0)}
-    for bias, head in heads.items():
-        head.push_to_hub(f"{REPO}{bias > 0:d}")
-        assert by_script(pair, f"{REPO}{bias > 0:d}") == decode(pair, diversed_head=head), bias
-    heads[-30.0].push_to_hub(REPO)
-    heads[30.0].push_to_hub(REPO)
-    expected = decode(pair, diversed_head=heads[30.0], diversed_strictness=0.0)
-    assert expected != decode(pair, diversed_head=heads[30.0])
-    assert by_script(pair, diversed_strictness=0.0) == expected
-    first = hub.repositories[REPO].commits[1].sha
-    assert by_script(pair, revision=first) == decode(pair, diversed_head=heads[-30.0])  # that commit's head
+    first, second = make_head(pair, -30.0), make_head(pair, 30.0)
+    first.push_to_hub(REPO)
+    second.push_to_hub(REPO)
+    expected = decode(pair, diversed_head=second)
+    assert by_script(pair) == expected
+    permissive = by_script(pair, diversed_strictness=0.0)
+    assert permissive == decode(pair, diversed_head=second, diversed_strictness=0.0) != expected
+    commit = hub.repositories[REPO].commits[1].sha
+    assert by_script(pair, revision=commit) == decode(pair, diversed_head=first) != expected
     with pytest.raises(ValueError, match="trust_remote_code"):
         decode(pair, custom_generate=REPO)
 
@@ -100,9 +98,9 @@ print("end of the card")
 
 
 def test_only_another_head_is_refused_without_the_hook(hub, installed, pair):
-    """Catches an explicit None that is passed on beside the published head, and a head of the call that is ignored."""
+    """Catches a head of the call that is ignored, and a hook that the script does not install again."""
     make_head(pair).push_to_hub(REPO)
     uninstall_hook()
     with pytest.raises(ValueError, match="uses its own head; remove diversed_head="):
         by_script(pair, diversed_head=make_head(pair))
-    assert by_script(pair, diversed_head=None, verifier=None) == by_script(pair)  # installs the hook again
+    assert by_script(pair, diversed_head=None) == by_script(pair)

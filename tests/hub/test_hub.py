@@ -9,10 +9,10 @@ from transformers import AutoModel
 
 from hf_diversed import DiversedHead
 from hf_diversed.head import load_head
-from hf_diversed.hub import push
 from hf_diversed.provenance import module_digest
-from tests.commands import refused, succeed
+from tests.commands import succeed
 from tests.hub.test_card import HUB, make_evaluation, make_training, snippet_of
+from tests.training import runs
 
 
 REPO = "org/head-gsm8k"
@@ -86,26 +86,6 @@ def test_a_folder_is_written_without_the_hub(folder, tmp_path, monkeypatch):
     assert left == written - {"evaluation.json", "provenance.json"}
 
 
-@pytest.mark.parametrize(("content", "words"), [("{", "is not valid JSON"), ("[]", "must hold a JSON object")])
-def test_bad_records_are_messages(folder, tmp_path, content, words):
-    """Catches tracebacks for damaged files."""
-    (folder / "evaluation.json").write_text(content)
-    refused(words, "push", folder, tmp_path / "published")
-
-
-def test_options_reach_the_hub(folder, monkeypatch):
-    """Catches options that are dropped by the command."""
-    calls = []
-
-    def push(head, repo_id, **options):
-        calls.append((repo_id, {name: value for name, value in options.items() if value}))
-        raise OSError("offline")
-
-    monkeypatch.setattr("hf_diversed.hub.push", push)
-    refused("offline", "push", folder, "org/head", "--private", "--revision", "v1", "--create-pr", "--license", "mit")
-    assert calls == [("org/head", {"license": "mit", "private": True, "revision": "v1", "create_pr": True})]
-
-
 def test_old_records_go(hub):
     """Catches figures of the previous head that stay with a new one; other files must stay."""
     make_head().push_to_hub(REPO, evaluation=make_evaluation(), training=make_training())
@@ -116,8 +96,8 @@ def test_old_records_go(hub):
     assert len(hub.repositories[REPO].commits) == 3
 
 
-def test_figures_of_another_head_are_refused(hub):
-    """Catches a card with figures of other weights; nothing may be sent then."""
+def test_nothing_is_half_published(hub):
+    """Catches a card with figures of other weights, and a failure that leaves some files visible."""
     evaluation = make_evaluation()
     method = f"DiversedVerifier(head={module_digest(make_head())}, strictness=[0.5])"
     evaluation["provenance"]["methods"] = {"diversed": method, "lossless": ""}
@@ -126,12 +106,15 @@ def test_figures_of_another_head_are_refused(hub):
     with pytest.raises(ValueError, match=message):
         other.push_to_hub(REPO, evaluation=evaluation)
     assert hub.log == []
-    make_head().push_to_hub(REPO, evaluation=evaluation)
+    hub.failing = {"commit"}
+    with pytest.raises(OSError, match=f"pushing to {REPO} failed: "):
+        make_head().push_to_hub(REPO, evaluation=evaluation)
+    assert hub.files(REPO) == {}
 
 
-def test_private_branch_and_bare_name(hub):
-    """Catches dropped options, and a card that names another repository."""
-    push(make_head(), "head", private=True, revision="v2", commit_message="Two")
+def test_private_branch_and_bare_name(hub, folder):
+    """Catches options that are dropped, also by the command, and a card that names another repository."""
+    succeed("push", folder, "head", "--private", "--revision", "v2", "--commit-message", "Two")
     repository = hub.repositories["org/head"]
     assert repository.private
     assert set(repository.branches) == {"main", "v2"}
@@ -139,14 +122,6 @@ def test_private_branch_and_bare_name(hub):
     assert "README.md" not in repository.at("main").files
     assert 'from_pretrained("org/head")' in repository.at("v2").files["README.md"].decode()
     assert b'"org/head", "v2"' in repository.at("v2").files["custom_generate/generate.py"]
-
-
-def test_nothing_is_half_published(hub):
-    """Catches a failure that leaves some files visible or has another type."""
-    hub.failing = {"commit"}
-    with pytest.raises(OSError, match=f"pushing to {REPO} failed: "):
-        make_head().push_to_hub(REPO)
-    assert hub.files(REPO) == {}
 
 
 def test_every_way_to_name_a_head(hub, tmp_path):
@@ -179,3 +154,15 @@ def test_neither_code_nor_pickles_are_read(hub, tmp_path, monkeypatch):
         DiversedHead.from_pretrained("org/pickle")
     assert not marker.exists()
     assert "resolve pytorch_model.bin" not in hub.log
+
+
+def test_a_trainer_publishes_its_head(hub, tmp_path):
+    """Catches training_args.bin, optimizer states and the card of transformers, and a push at a checkpoint."""
+    trainer = runs.trainer(tmp_path, push_to_hub=True, hub_model_id=REPO, max_steps=2, save_steps=2)
+    trainer.train()
+    assert hub.files(REPO) == {}
+    trainer.push_to_hub()
+    assert set(hub.files(REPO)) == FILES - {"evaluation.json"}
+    pulled = DiversedHead.from_pretrained(REPO, cache_dir=tmp_path / "elsewhere")
+    assert module_digest(pulled) == module_digest(trainer.model)
+    assert "generated_from_trainer" not in hub.files(REPO)["README.md"].decode()

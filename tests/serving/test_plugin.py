@@ -85,19 +85,15 @@ STATIC = {"verifier": "static:0.5", "choices": ["lenience:0.2"]}
 
 
 def test_nothing_happens_without_a_verifier(vllm):
-    """Catches a patch of every vLLM in the same environment."""
+    """Catches a patch of every vLLM in the same environment, and a verifier without service that is ignored."""
     stock = vllm.verification.rejection_sample
     processor, runner = vllm.processor(engine()), vllm.runner(engine())
     assert processor.validate_logits_processors_params == processor.seen.append
     assert "_sample" not in vars(runner)
     assert vllm.verification.rejection_sample is stock
-
-
-def test_is_registered_once(vllm):
-    """Catches wrappers around wrappers: vLLM may load a plugin twice."""
-    before = vllm.processor.__init__
-    plugin.register()
-    assert vllm.processor.__init__ is before
+    for process in (vllm.processor, vllm.runner):
+        with pytest.raises(ValueError, match="is not served by vLLM"):
+            process(engine({"verifier": "block"}))
 
 
 def test_bad_values_are_refused_at_admission(vllm, caplog):
@@ -112,24 +108,13 @@ def test_bad_values_are_refused_at_admission(vllm, caplog):
     assert processor.seen == [good, bad]
 
 
-def test_an_unserved_verifier_stops_the_engine(vllm):
-    for process in (vllm.processor, vllm.runner):
-        with pytest.raises(ValueError, match="is not served by vLLM"):
-            process(engine({"verifier": "block"}))
-
-
 def sampled(runner, counts):
     """Return random logits before and after the runner's verification."""
     torch.manual_seed(0)
     logits = torch.randn(sum(counts), 8)
     runner.draft_probs = torch.rand(sum(counts), 8).softmax(-1)
     tokens = runner.draft_probs.argmax(-1).int()
-    return logits, verified(runner, logits, (tokens, counts))
-
-
-def verified(runner, logits, drafted):
-    """Return the logits after the runner's verification of draft tokens and their number per request."""
-    return runner._sample(logits, drafted)
+    return logits, runner._sample(logits, (tokens, counts))
 
 
 def test_every_request_is_verified_by_its_own_verifier(vllm):
@@ -152,39 +137,21 @@ def test_other_batches_of_the_process_are_left_alone(vllm):
     runner = vllm.runner(engine(STATIC))
     runner.add("plain", request())
     sampled(runner, [2])
-    logits = torch.randn(2, 8)
+    logits, q = torch.randn(2, 8), torch.full((2, 8), 0.125)
     tokens = torch.zeros(2, dtype=torch.int32)
-    q = torch.full((2, 8), 0.125)
     assert vllm.verification.rejection_sample(tokens, [2], 2, None, q, logits, None, None) is logits
-    assert verified(runner, logits, None) is logits
+    assert runner._sample(logits, None) is logits
 
 
-def test_a_round_without_draft_distributions_is_lossless(vllm):
-    """Catches missing distributions that are treated as one-hot, and greedy draft tokens verified losslessly."""
+def test_rounds_without_draft_distributions(vllm):
+    """Catches missing distributions that are treated as one-hot, greedy draft tokens verified losslessly, and an error
+    of a round without draft tokens, which would end the engine: a lookup may find nothing for any request."""
     for sample, stays in (("probabilistic", True), ("greedy", False)):
         runner = vllm.runner(engine(STATIC, speculative(draft_sample_method=sample)))
-        runner.add("plain", request())
+        runner.add("plain", request(max_bias=0.9))
         logits = torch.randn(1, 8)
-        served = verified(runner, logits, (torch.tensor([1], dtype=torch.int32), [1]))
-        assert torch.equal(served, logits) == stays
-
-
-def test_a_round_without_draft_tokens(vllm):
-    """Catches a table without columns, whose error ends the engine: a lookup may find nothing for any request."""
-    runner = vllm.runner(engine(STATIC, speculative(draft_sample_method="greedy")))
-    runner.add("bounded", request(max_bias=0.1))
-    logits = torch.randn(0, 8)
-    assert verified(runner, logits, (torch.zeros(0, dtype=torch.int32), [0])).shape == (0, 8)
-
-
-def test_a_request_is_read_again_when_its_parameters_change(vllm):
-    runner = vllm.runner(engine(STATIC))
-    runner.add("session", request())
-    logits, served = sampled(runner, [1])
-    assert not torch.equal(logits, served)
-    runner.requests["session"].sampling_params = request(verifier="lossless")
-    logits, served = sampled(runner, [1])
-    assert torch.equal(logits, served)
+        assert torch.equal(runner._sample(logits, (torch.tensor([1], dtype=torch.int32), [1])), logits) == stays
+        assert runner._sample(logits[:0], (torch.zeros(0, dtype=torch.int32), [0])).shape == (0, 8)
 
 
 def test_unchecked_values_do_not_end_the_engine(vllm, caplog):

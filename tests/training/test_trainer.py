@@ -6,11 +6,9 @@ import math
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from hf_diversed import DiversedHead, DiversedHeadConfig
+from hf_diversed import DiversedHead
 from hf_diversed.provenance import module_digest
-from hf_diversed.training import trainer as trainer_module
 from tests.tiny import EOS, calibration
 from tests.training import runs
 
@@ -19,24 +17,25 @@ def history(trainer, name: str) -> list[float]:
     return [line[name] for line in trainer.state.log_history if name in line]
 
 
-# What it leaves alone
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A finished run with a constraint and evaluations, and the weights of its models before it."""
+    models = runs.pair()
+    before = [copy.deepcopy(model.state_dict()) for model in models]
+    evaluated = {"eval_dataset": runs.rows()[:3], "eval_strategy": "steps", "load_best_model_at_end": True}
+    settings = {"acceptance_coef": None, "reward_weights": [1.0, 2.0], "learning_rate": 0.3, "max_steps": 6}
+    rewards = [runs.letters, runs.zero]
+    return runs.trained(tmp_path_factory.mktemp("run"), rewards, models=models, **evaluated, **settings), before
 
 
-def test_models_are_frozen_and_unchanged(done):
-    """Catches a gradient, an update or a lasting hook on target or draft."""
+def test_run(done):
+    """Catches a gradient, an update or a lasting hook on target or draft, and a metric with another name than in
+    TRL."""
     trainer, before = done
     for model, state in zip((trainer.sampler.pair.target, trainer.sampler.pair.draft), before):
         assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
         assert all(parameter.grad is None and not parameter.requires_grad for parameter in model.parameters())
         assert not model.training
-
-
-# What it logs
-
-
-def test_log_has_trl_s_names(done):
-    """Catches a metric with another name than in TRL."""
-    trainer, _ = done
     names = {"loss", "learning_rate", "grad_norm", "reward", "reward_std", "rewards/letters/mean", "rewards/zero/mean"}
     names |= {"completions/mean_length", "completions/clipped_ratio"}
     names |= {"acceptance_rate", "block_efficiency", "acceptance_coef", "effective_acceptance_coef"}
@@ -46,9 +45,6 @@ def test_log_has_trl_s_names(done):
     for line in lines:
         assert names <= set(line)
         assert all(math.isfinite(value) for value in line.values())
-
-
-# Rewards
 
 
 def test_weighted_sum_of_several_rewards(tmp_path):
@@ -81,9 +77,6 @@ def test_the_targets_own_reward_is_subtracted(tmp_path, coef):
     if coef is None:
         assert trainer.references[runs.rows()[0]] is None
         assert history(trainer, "quality_drop") == [0.0]
-
-
-# What it learns
 
 
 STEPS = {"max_steps": 16, "save_steps": 16, "logging_steps": 4}
@@ -132,41 +125,56 @@ def test_punished_tokens_make_the_head_stricter(tmp_path, kind):
         assert weight[-1] > weight[0] + 0.03 > 0.53
 
 
-def test_fresh_head_starts_at_the_asked_weight(tmp_path):
-    """Catches an initial weight that changes when the inputs are scaled."""
-    trainer = runs.trained(tmp_path, initial_weight=0.8, learning_rate=0.0, max_steps=2, head_features="both")
-    assert history(trainer, "weight") == pytest.approx([0.8])
-
-
-@pytest.mark.parametrize("head_type", ["linear", "mlp"])
-def test_token_heads_start_at_the_lenience(tmp_path, head_type: str):
+def test_initial_predictions(tmp_path):
     """Catches a start that changes when the inputs are scaled, or that differs from the requested one, and advantages
     over groups with rows of other prompts."""
-    start = {"head_type": head_type, "initial_lenience": 0.1, "learning_rate": 0.0}
-    trainer = runs.trained(tmp_path, **TOKEN, **start, max_steps=2)
+    start = {"learning_rate": 0.0, "max_steps": 2}
+    trainer = runs.trained(tmp_path / "mixture", initial_weight=0.8, head_features="both", **start)
+    assert history(trainer, "weight") == pytest.approx([0.8])
+    trainer = runs.trained(tmp_path / "token", initial_lenience=0.1, **TOKEN, **start)
     batch, head = trainer.batch, trainer.model
     assert head.input_std[-5] != 1.0
     ratio = batch["inputs"]["token"][..., 0]
     torch.testing.assert_close(batch["old_logit"], 2.0 * (torch.tensor(0.1).log() - ratio), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(head.ratio_slope(), torch.tensor(2.0), rtol=1e-4, atol=1e-4)
     assert history(trainer, "ratio") == [1.0]
     one, other = batch["advantage"].view(-1, 2).unbind(1)
     torch.testing.assert_close(one, -other)
     assert one.abs().max() > 0.0
 
 
-# Evaluation and the best head
-
-
-def test_evaluation_is_reproducible_and_complete(done):
-    """Catches evaluations with different seeds."""
+def test_evaluation_and_the_best_head(done, tmp_path):
+    """Catches evaluations with different seeds, a best head by another metric, one that is not loaded at the end, and
+    one that is saved with the number of the last step."""
     trainer, _ = done
     one, two = trainer.evaluate(), trainer.evaluate()
     assert one == two
     names = ("reward", "acceptance_rate", "block_efficiency", "quality_drop", "quality_drop_error", "objective")
     assert set(one) == {f"eval_{name}" for name in names} | {"epoch"}
-    test = trainer.evaluate(runs.rows()[3:5], metric_key_prefix="test")
-    assert set(test) == {f"test_{name}" for name in names} | {"epoch"}
+    objectives = history(trainer, "eval_objective")[:3]
+    assert trainer.state.best_metric == max(objectives)
+    best = runs.Path(trainer.state.best_model_checkpoint)
+    step = 2 * (objectives.index(max(objectives)) + 1)
+    assert best.name == f"checkpoint-{step}"
+    trainer.save_model(str(tmp_path))
+    assert json.loads((tmp_path / "provenance.json").read_text())["step"] == step
+    assert (tmp_path / "model.safetensors").read_bytes() == (best / "model.safetensors").read_bytes()
+
+
+def test_checkpoint_holds_the_head_alone(done):
+    """Catches base models or pickled arguments in a checkpoint, and one without provenance."""
+    trainer, _ = done
+    checkpoint = runs.Path(trainer.args.output_dir) / "checkpoint-4"
+    head = DiversedHead.from_pretrained(checkpoint)
+    assert (head.num_parameters(), head.config.num_assistant_tokens, head.config.training_temperature) == (9, 3, 1.0)
+    listed = {path.name for path in checkpoint.iterdir()}
+    assert {"model.safetensors", "optimizer.pt", "trainer_state.json", "provenance.json"} <= set(listed)
+    assert "training_args.bin" not in listed
+    assert sum((checkpoint / name).stat().st_size for name in listed) < 100_000
+    found = json.loads((checkpoint / "provenance.json").read_text())
+    assert (found["step"], found["seed"], found["rewards"]) == (4, runs.TINY["seed"], ["letters", "zero"])
+    assert found["training"]["reward_weights"] == [1.0, 2.0]
+    logged = next(line for line in trainer.state.log_history if line["step"] == 4 and "eval_objective" in line)
+    assert found["validation"]["quality_drop"] == logged["eval_quality_drop"]
 
 
 def test_noise_does_not_select_a_head(tmp_path, monkeypatch):
@@ -181,33 +189,6 @@ def test_noise_does_not_select_a_head(tmp_path, monkeypatch):
     assert evaluated([0.05] * 4) == 0.75
     assert evaluated([0.3, -0.3, 0.3, -0.3]) == pytest.approx(-(0.12**0.5) / 2)
     assert evaluated([0.2, None, 0.2, 0.2]) == pytest.approx(-0.2)
-
-
-def test_best_head_is_loaded_at_the_end(done):
-    """Catches a best head by another metric, or one that is not loaded at the end."""
-    trainer, _ = done
-    objectives = history(trainer, "eval_objective")[:3]
-    assert trainer.state.best_metric == max(objectives)
-    best = trainer.state.best_model_checkpoint
-    assert best.endswith(f"checkpoint-{2 * (objectives.index(max(objectives)) + 1)}")
-    stored = load_file(f"{best}/model.safetensors")
-    assert all(torch.equal(value, stored[name]) for name, value in trainer.model.state_dict().items())
-
-
-def test_warning_if_no_head_is_within_the_limit(tmp_path, monkeypatch):
-    """Catches a head whose drop exceeds the limit on every evaluation, and of which the user learns nothing."""
-    warned = []
-    monkeypatch.setattr(trainer_module.logger, "warning", warned.append)
-    held_out = {"eval_dataset": runs.rows()[:2], "eval_strategy": "steps"}
-    trainer = runs.trainer(tmp_path, runs.zero, acceptance_coef=None, max_steps=2, **held_out)
-    evaluate = trainer.evaluate
-    monkeypatch.setattr(trainer, "evaluate", lambda **kwargs: evaluate(**kwargs) | {"eval_objective": -0.5})
-    trainer.train()
-    (found,) = (line for line in warned if "no head kept the drop" in line)
-    assert "the smallest was 0.5000. Train longer, on more prompts" in found
-
-
-# What it is given
 
 
 def test_models_by_name(tmp_path):
@@ -225,127 +206,41 @@ def test_models_by_name(tmp_path):
         args=runs.config(tmp_path / "run", max_steps=2),
         train_dataset=runs.rows(),
     )
-    trainer.train()
     assert trainer.model.config.base_model_name_or_path == "target"
     assert trainer.model.config.assistant_model_name_or_path == "draft"
     assert trainer.sampler.pair.tokenizer.padding_side == "left"
-    assert history(trainer, "reward") == history(runs.trained(tmp_path / "other", runs.letters, max_steps=2), "reward")
+    assert list(trainer.reward_funcs) == ["letters"]
 
 
-def test_given_head_is_trained(done, tmp_path):
+def test_given_head_is_trained(tmp_path):
     """Catches a given head that is replaced by a new one, that keeps a calibration of its earlier weights, or that is
     trained with the settings of the other kind."""
-    trained, _ = done
-    head = copy.deepcopy(trained.model)
+    head = runs.trainer(tmp_path, **TOKEN).model
     head.config.strictness, head.config.calibration = 0.35, calibration()
     trainer = runs.trainer(tmp_path, head=head, task="gsm8k", temperature=0.7, num_assistant_tokens=2)
     assert trainer.model is head
     assert head.config.task == "gsm8k"
     assert (head.config.strictness, head.config.calibration) == (0.5, None)
     assert (head.config.training_temperature, head.config.num_assistant_tokens) == (0.7, 2)
-    assert (trainer.args.clip_range, trainer.args.baseline) == (0.2, "batch")
-    by_token = runs.trainer(tmp_path / "token", **TOKEN).model
-    again = runs.trainer(tmp_path / "again", head=by_token)
-    assert (again.args.clip_range, again.args.baseline) == (0.5, "prompt")
-    again.save_model()
-    found = json.loads((tmp_path / "again" / "provenance.json").read_text())
-    assert found["continued_from"] == module_digest(by_token)
+    assert (trainer.args.clip_range, trainer.args.baseline) == (0.5, "prompt")
+    trainer.save_model()
+    assert json.loads((tmp_path / "provenance.json").read_text())["continued_from"] == module_digest(head)
 
 
-def test_training_again_continues(tmp_path, monkeypatch):
-    """Catches a second call of `train` that resets the head to its initial prediction."""
-    trainer = runs.trained(tmp_path, **TOKEN, max_steps=2)
-    monkeypatch.setattr(trainer, "_standardize", pytest.fail)
-    trainer.train()
-    assert trainer.state.global_step == 2
+LONG = runs.rows(["a", "b" * 117, "c" * 118, "d" * 200])
+UNPROMPTED = [{"prompt": "a"}, {"text": "b"}]
 
 
-def test_a_head_of_another_pair_is_an_early_error(tmp_path):
-    """Catches an error that follows the measurement of all reference rewards."""
-    wide = DiversedHead(DiversedHeadConfig(target_hidden_size=7, draft_hidden_size=7, features="hidden"))
-    for draft, words in ((runs.pair()[1], "hidden size 7, got"), (None, "needs hidden states of a draft model")):
-        trainer = runs.trainer(tmp_path, models=(runs.pair()[0], draft), head=wide, acceptance_coef=None)
-        with pytest.raises(ValueError, match=words):
-            trainer.train()
-        assert trainer.references.rewards == {}
-
-
-def test_few_prompts(tmp_path):
-    """Catches a mean, a standard deviation or an order that needs two prompts, reference rewards that are measured for
-    every batch of rollouts or for an evaluation again, and an evaluation in larger batches than asked for."""
-    settings = {"acceptance_coef": None, "eval_strategy": "steps", "per_device_eval_batch_size": 1, "max_steps": 4}
-    trainer = runs.trainer(tmp_path, train_dataset=runs.rows()[:1], eval_dataset=runs.rows()[1:3], **settings)
-    drawn, sizes, inner, decode = [], [], trainer.sampler.lossless, trainer.sampler._decoded
-    trainer.sampler.lossless = lambda prompts, seed: drawn.extend(prompts) or inner(prompts, seed)
-    trainer.sampler._decoded = lambda *args, **kwargs: sizes.append(args[3:]) or decode(*args, **kwargs)
-    trainer.train()
-    assert trainer.state.global_step == 4
-    assert all(value == value for line in trainer.state.log_history for value in line.values())
-    assert sorted(drawn) == sorted(2 * runs.PROMPTS[:3])
-    assert sizes.count((1,)) == 2  # one per evaluation
-
-
-PROMPTS = {
-    "a later row": (
-        {"train_dataset": [{"prompt": "a"}, {"text": "b"}]},
-        'every row of train_dataset must have a "pro',
-    ),
-    "no prompt to evaluate on": ({"eval_dataset": [{"text": "a"}]}, 'every row of eval_dataset must have a "prompt"'),
-    "too long": (
-        {"train_dataset": runs.rows(["a", "b" * 117, "c" * 118, "d" * 200])},
-        "prompt 2 of train_dataset has 119 tokens; at most 118 fit, as the target has 128 positions and a completion "
-        "takes up to 10. 2 of 4 prompts are too long",
-    ),
-    "no room": ({"max_completion_length": 128}, "train_dataset has 2 tokens; at most 0"),
-    "weights": ({"reward_weights": [1.0, 2.0]}, "reward_weights must hold 1, one per reward, got 2"),
-}
-
-
-@pytest.mark.parametrize(("settings", "message"), PROMPTS.values(), ids=PROMPTS)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"train_dataset": UNPROMPTED}, 'every row of train_dataset must have a "prompt"'),
+        ({"train_dataset": LONG}, "prompt 2 of train_dataset has 119 tokens; at most 118 fit, as the target has 128"),
+        ({"reward_weights": [1.0, 2.0]}, "reward_weights must hold 1, one per reward, got 2"),
+    ],
+)
 def test_runs_that_cannot_start(tmp_path, settings: dict, message: str):
     """Catches prompts without a position left for a completion, which models with rotary positions accept, and a
     reward without a weight, which would be ignored."""
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=message):
         runs.trainer(tmp_path, **settings)
-    assert message in str(error.value)
-
-
-def test_rollouts_without_use(tmp_path):
-    """Catches a mean over no rewards, and inputs scaled by NaN if prompt lookup found nothing to copy."""
-    with pytest.raises(ValueError, match="every reward of a batch of rollouts is None"):
-        runs.trained(tmp_path, lambda completions, **columns: [None] * len(completions))
-    lookup = {"models": (runs.pair()[0], None), "max_completion_length": 2, "train_dataset": runs.rows(["a", "bc"])}
-    with pytest.raises(ValueError, match="a batch of rollouts has no draft tokens"):
-        runs.trained(tmp_path, **lookup)
-
-
-# What it saves
-
-
-def test_checkpoint_holds_the_head_alone(done):
-    """Catches base models or pickled arguments in a checkpoint, and one without provenance."""
-    trainer, _ = done
-    checkpoint = runs.Path(trainer.args.output_dir) / "checkpoint-4"
-    assert set(load_file(checkpoint / "model.safetensors")) == set(trainer.model.state_dict())
-    assert trainer.model.num_parameters() == 9
-    head = DiversedHead.from_pretrained(checkpoint)
-    assert (head.config.num_assistant_tokens, head.config.training_temperature) == (3, 1.0)
-    listed = {path.name for path in checkpoint.iterdir()}
-    assert {"model.safetensors", "optimizer.pt", "trainer_state.json", "provenance.json"} <= set(listed)
-    assert "training_args.bin" not in listed
-    assert sum((checkpoint / name).stat().st_size for name in listed) < 100_000
-    found = json.loads((checkpoint / "provenance.json").read_text())
-    assert (found["step"], found["seed"], found["rewards"]) == (4, runs.TINY["seed"], ["letters", "zero"])
-    assert found["training"]["reward_weights"] == [1.0, 2.0]
-    logged = next(line for line in trainer.state.log_history if line["step"] == 4 and "eval_objective" in line)
-    assert found["validation"]["quality_drop"] == logged["eval_quality_drop"]
-    assert {"versions", "git_commit", "world_size", "num_prompts"} <= set(found)
-
-
-def test_the_final_head_records_its_step(done, tmp_path):
-    """Catches the best head, loaded at the end, with the number of the last step."""
-    trainer, _ = done
-    trainer.save_model(str(tmp_path))
-    best = runs.Path(trainer.state.best_model_checkpoint)
-    assert json.loads((tmp_path / "provenance.json").read_text())["step"] == int(best.name.removeprefix("checkpoint-"))
-    assert (tmp_path / "model.safetensors").read_bytes() == (best / "model.safetensors").read_bytes()

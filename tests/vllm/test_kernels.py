@@ -13,10 +13,9 @@ from vllm.v1.sample import rejection_sampler
 from hf_diversed.head import DiversedHead
 from hf_diversed.serving.vllm import runner_v1
 from hf_diversed.serving.vllm.deployment import Deployment
-from hf_diversed.serving.vllm.logits import RequestSettings
+from hf_diversed.serving.vllm.logits import RequestSettings, served_logits
 from hf_diversed.verifiers import DiversedVerifier, Verifier, build_verifier
 from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
-from tests.serving.enumeration import every_draft
 from tests.serving.kernels import emitted, verify
 from tests.vllm.statistics import FALSE_ALARM, p_value
 
@@ -103,7 +102,9 @@ def test_kernels_emit_the_distribution(make, argument, settings):
     logits, q = distributions()
     drafts = torch.multinomial(q, DRAWS, replacement=True)
     tokens, accepted = draw(verifier, settings, logits, q, drafts)
-    ours = every_draft(verifier, logits[None], q[None], settings)
+    table = torch.tensor([settings.row()] * VOCAB)  # one row for each draft token
+    rows = (logits.expand(VOCAB, -1), q.expand(VOCAB, -1), torch.arange(VOCAB))
+    ours = served_logits([verifier], {settings}, table, *rows)[None]
     kept, replacement = verify(ours, q.expand_as(ours))
     expected = emitted(kept, replacement, q.double()[None])[0]
     assert p_value(torch.bincount(tokens, minlength=VOCAB).double(), expected) > FALSE_ALARM
