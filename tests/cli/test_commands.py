@@ -9,7 +9,6 @@ from unittest.mock import Mock
 
 import pytest
 
-import hf_diversed
 from hf_diversed.zoo import embedded_head
 from tests.commands import refused, run
 
@@ -53,10 +52,6 @@ def test_refusals(command, words, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_version():
-    assert run("--version").stdout == f"hf-diversed {hf_diversed.__version__}\n"
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_of_every_command(name):
     """Catches help that fails, and an option without a description."""
@@ -93,10 +88,3 @@ def test_errors_are_one_line_unless_debug(error, monkeypatch):
     traced = run("demo", "--debug")
     assert (traced.exit_code, traced.stdout) == (2, "")
     assert "Traceback" in traced.stderr
-
-
-def test_a_bug_keeps_its_traceback(monkeypatch):
-    """Catches a handler that hides an unexpected error."""
-    monkeypatch.setattr("hf_diversed.zoo.loader.load_demo_pair", Mock(side_effect=KeyError("x")))
-    with pytest.raises(KeyError):
-        run("demo")

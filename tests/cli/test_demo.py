@@ -11,13 +11,13 @@ from hf_diversed.evaluation.decoder import Method
 from tests.commands import succeed
 
 
-SHORT = ("demo", "--num-examples", "2", "--max-new-tokens", "8", "--repeats", "1")
+SHORT = ("demo", "--num-examples", "1", "--max-new-tokens", "8", "--repeats", "1")
 METHODS = ("target", "transformers", "lossless", "static:0.3", "lenience:0.05", "diversed")
 
 
 def test_a_row_per_method_and_a_coloured_answer():
     """Catches a method that fails or is missing, an answer without its prompt, and output that fills a screen."""
-    result = succeed("demo", "--num-examples", "1", "--repeats", "1")
+    result = succeed(*SHORT)
     for name in METHODS:
         assert re.search(rf"^{name} +(-|[0-9.]+%) ", result.stdout, re.MULTILINE), name
     assert result.stdout.index("Question:") < result.stdout.index("accepted draft")
@@ -27,8 +27,7 @@ def test_a_row_per_method_and_a_coloured_answer():
 
 def test_json():
     """Catches a speedup over another method than the target."""
-    rows = json.loads(succeed(*SHORT, "--json").stdout)
-    keyed = {row["method"]: row for row in rows}
+    keyed = {row["method"]: row for row in json.loads(succeed(*SHORT, "--json").stdout)}
     assert tuple(keyed) == METHODS
     (speed,), (other,) = (keyed[name]["tokens_per_second"] for name in ("lossless", "target"))
     assert keyed["lossless"]["speedup"] == pytest.approx(speed / other)

@@ -31,13 +31,7 @@ def test_table_files_and_plot(tmp_path):
     assert {row["seed"] for row in json.loads((output / "evaluation.json").read_text())["records"]} == {1}
 
 
-def pair_options(folder) -> list[str]:
-    return ["--target", str(folder / "target"), "--draft", str(folder / "draft"), "--device", "cpu"]
-
-
-@pytest.mark.parametrize(
-    ("from_file", "chat", "shots"), [(False, False, 0), (False, True, 2), (True, False, 2), (True, True, 0)]
-)
+@pytest.mark.parametrize(("from_file", "chat", "shots"), [(False, True, 2), (True, False, 2)])
 def test_prompts_are_those_of_training(from_file, chat, shots, folder, tmp_path, monkeypatch):
     """Catches a head that is evaluated on other prompts than it was trained on: shots, chat, BOS, stop strings."""
     calls = []
@@ -47,16 +41,15 @@ def test_prompts_are_those_of_training(from_file, chat, shots, folder, tmp_path,
         raise ValueError("stop")
 
     monkeypatch.setattr("hf_diversed.evaluation.evaluate", run)
-    data = None
+    data = str(tmp_path / "data.jsonl") if from_file else None
     options = ["--task", "math", "--num-examples", "4", "--seed", "7", "--shots", str(shots)]
-    options += [] if from_file else ["--split", "train"]
     if from_file:
-        data = str(tmp_path / "data.jsonl")
-        with open(data, "w") as file:
-            file.writelines(json.dumps(record) + "\n" for record in load_records(get_task("math"), "train", 4))
-        options += ["--data-file", data, *(["--shots-file", data] if shots else [])]
+        records = load_records(get_task("math"), "train", 4)
+        (tmp_path / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    options += ["--data-file", data, "--shots-file", data] if from_file else ["--split", "train"]
     options += ["--chat"] if chat else []
-    refused("stop", "evaluate", "--methods", "target", *options, *pair_options(folder))
+    models = ("--target", folder / "target", "--draft", folder / "draft", "--device", "cpu")
+    refused("stop", "evaluate", "--methods", "target", *options, *models)
     ((pair, task, examples, _, settings),) = calls
     prompts = [task.prompt(example) for example in examples]
     found = encode(pair.tokenizer, prompts, settings.add_special_tokens)
@@ -65,15 +58,3 @@ def test_prompts_are_those_of_training(from_file, chat, shots, folder, tmp_path,
     rows, _ = load_rows(arguments, get_task("math"), 7, held_out=False)
     assert found == encode(pair.tokenizer, [row["prompt"] for row in rows])
     assert task.stop_strings == (() if chat else get_task("math").stop_strings)
-
-
-def test_prompt_lookup(folder, tmp_path):
-    """Catches a method that requires a draft model."""
-    data = tmp_path / "data.jsonl"
-    data.write_text(json.dumps({"question": "1 and 1 and 1 and", "answer": "#### 3"}) + "\n")
-    options = ("--task", "gsm8k", "--methods", "lossless,,static:0.3,", "--data-file", data, "--max-new-tokens", "6")
-    pair = ("--target", folder / "target", "--draft", "lookup", "--device", "cpu")
-    succeed("evaluate", *options, *pair, "--output", tmp_path / "run")
-    report = json.loads((tmp_path / "run" / "evaluation.json").read_text())
-    assert report["provenance"]["evaluation"]["draft"] == {"name": "prompt lookup"}
-    assert [row["method"] for row in report["records"]] == ["lossless", "static:0.3"]

@@ -47,21 +47,16 @@ def test_becomes_the_server(calls, tmp_path):
     assert speculative == expected | {"num_speculative_tokens": 5}  # of the head
 
 
-def test_a_verifier_without_a_head(calls):
-    options = "--verifier static:0.7 --choices 'lenience:0.3, static:0.5' --max-bias 0.2 --num-assistant-tokens 3"
-    succeed(*SERVE, *shlex.split(options))
-    ours, speculative = configs(calls[0][1])
-    assert speculative["num_speculative_tokens"] == 3
-    assert ours == {"verifier": "static:0.7", "choices": ["lenience:0.3", "static:0.5"], "max_bias": 0.2}
-
-
-def test_other_draft_tokens_than_a_models(calls):
-    """Catches a draft model that users of MTP and EAGLE must name, and their configuration lost or given twice."""
+def test_other_verifiers_and_draft_tokens(calls):
+    """Catches a lost setting of the verifier, and draft tokens of MTP or EAGLE that are lost or given twice."""
+    options = "--verifier static:0.7 --choices 'lenience:0.3, static:0.5' --max-bias 0.2"
     config = '{"method": "mtp", "num_speculative_tokens": 2}'
-    succeed("serve", "org/target", "--verifier", "lenience:0.3", "--speculative-config", config)
+    succeed("serve", "org/target", *shlex.split(options), "--speculative-config", config)
     words = calls[0][1]
     assert words.count("--speculative-config") == 1
-    assert words[words.index("--speculative-config") + 1] == config
+    ours, speculative = configs(words)
+    assert speculative == json.loads(config)
+    assert ours == {"verifier": "static:0.7", "choices": ["lenience:0.3", "static:0.5"], "max_bias": 0.2}
 
 
 def test_without_vllm(monkeypatch):
