@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from hf_diversed import DiversedHead, DiversedHeadConfig
-from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results, summarize
-from hf_diversed.evaluation.decoder import Method, plan_batches
+from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
 from hf_diversed.files import append_lines
-from hf_diversed.verifiers import StaticEnsembleVerifier
 from hf_diversed.zoo.loader import Pair
 from tests.evaluation.fakes import CHARACTERS, Interrupted, LetterTask, character_tokenizer, examples, tiny_pair
 from tests.tiny import tiny_model
@@ -125,14 +123,6 @@ def test_each_method_is_in_turn_the_first(whole):
     assert [group[0][0] for group in groups] == METHODS[:4]
 
 
-def test_without_plain_decoding(whole):
-    """Catches a missing reference method."""
-    records = summarize(read_results(whole[1]), ["lossless", "diversed"])
-    assert [record["reference"] for record in records] == [None, "lossless"]
-    alone = summarize(read_results(whole[1]), ["diversed"])[0]
-    assert alone["reference"] is alone["quality_drop"] is None
-
-
 def test_an_interrupted_run_gives_the_same_table(pair, few, tmp_path):
     """Catches seeds that depend on earlier calls, repeated calls, and an incomplete line that stops the run."""
     chosen, calls = settings(samples_per_prompt=2), 4
@@ -212,15 +202,6 @@ def test_other_settings_are_refused(pair, tmp_path, changes, count, words):
     assert (tmp_path / "batches-0.jsonl").read_bytes() == before
 
 
-def test_another_verifier_under_one_label_is_refused(pair, tmp_path):
-    for weight in (0.5, 0.5):
-        method = Method("mine", StaticEnsembleVerifier(weight))
-        evaluate(pair, LetterTask(), examples(4), [method], settings(), output=tmp_path)
-    method = Method("mine", StaticEnsembleVerifier(0.4))
-    with pytest.raises(ValueError, match=r"'mine' as StaticEnsembleVerifier\(weight=0.5\)"):
-        evaluate(pair, LetterTask(), examples(4), [method], settings(), output=tmp_path)
-
-
 @pytest.mark.parametrize(("stop_strings", "pad_is_eos"), [([], True), (["q", "Z"], False)])
 def test_greedy_lossless_is_plain_decoding(pair, tmp_path, stop_strings, pad_is_eos):
     """Catches lengths that count padding or omit the EOS, in plain decoding."""
@@ -247,10 +228,6 @@ def test_seeds_depend_on_prompt_and_sample_only(pair, whole):
     seeds = {settings(seed=seed).call_seed(b, s) for seed in range(3) for b in range(5) for s in range(5)}
     assert len(seeds) == 75
     assert all(0 <= seed < 2**63 for seed in seeds)
-
-
-def test_batches_hold_prompts_of_similar_length():
-    assert plan_batches([5, 1, 5, 3, 1], 2) == [[1, 4], [3, 0], [2]]
 
 
 def test_bad_scores_are_refused(pair, tmp_path):

@@ -75,15 +75,6 @@ def test_a_batch_is_one_call(name: str, fake: FakeExecution):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_answers_of_a_chat_model_pass_too(name: str, fake: FakeExecution):
-    """Catches a fence in the program, and a complete function inserted into its own body."""
-    task, record = allowed(name), RECORDS[name]
-    answer = task.chat_answer(record)
-    assert answer.startswith("```python\n")
-    assert task.score_batch([f"Of course:\n\n{answer}\nEnjoy!", RIGHT], [record] * 2) == [1.0, 1.0]
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_code_is_run_only_when_allowed(name: str, fake: FakeExecution):
     """Catches a model's code that runs without permission."""
     for score in (get_task(name).score, lambda text, record: get_task(name).score_batch([text], [record])):
@@ -137,16 +128,3 @@ def test_helpers_of_the_prompt_are_not_the_programs():
     }
     cheat = "```python\ndef poly(x):\n    return 0\ndef root():\n    return 3\n```"
     assert task.score_batch(["    return 2.0\n", "    return 3\n", cheat], [record] * 3) == [1.0, 0.0, 0.0]
-
-
-def test_tests_that_use_the_programs_classes():
-    """Catches MBPP's setup, which builds lists and trees of the program's classes, failing."""
-    record = {
-        "text": "Sum a list.",
-        "code": "class Node:\n    def __init__(self, x):\n        self.x, self.next = x, None\n"
-        "def total(node):\n    return node.x + total(node.next) if node else 0\n",
-        "test_list": ["assert total(head) == 6", "assert (total(Node(4))) == (4)"],
-        "test_setup_code": "head = Node(1)\nhead.next = Node(2)\nhead.next.next = Node(3)",
-    }
-    task = runnable("mbpp")
-    assert task.score_batch([record["code"], record["code"].replace("+", "-")], [record] * 2) == [1.0, 0.0]

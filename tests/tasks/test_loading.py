@@ -3,7 +3,6 @@
 import json
 import sys
 from pathlib import Path
-from unittest.mock import Mock
 
 import datasets
 import pytest
@@ -20,24 +19,17 @@ def rows(n: int) -> list[dict]:
     return [{"question": f"q{i}", "answer": f"#### {i}", "extra": i} for i in range(n)]
 
 
-def test_reads_a_data_file_in_order(tmp_path: Path):
-    """Catches columns that are dropped, and all records in an order that is not the file's."""
-    path = write(tmp_path / "a.jsonl", *rows(5))
-    assert load_records(get_task("gsm8k"), "train", data_file=path) == rows(5)
-    assert load_records(get_task("gsm8k"), "train", 5, seed=3, data_file=str(path)) == rows(5)
-
-
-def test_fewer_records_are_drawn_by_the_seed(tmp_path: Path):
-    """Catches the first records of a sorted file used as a sample, and a sample that differs between runs."""
+def test_records_of_a_file_are_drawn_by_the_seed(tmp_path: Path):
+    """Catches columns that are dropped, all records in an order that is not the file's, the first records of a sorted
+    file used as a sample, and a sample that differs between runs."""
     path, task = write(tmp_path / "a.jsonl", *rows(30)), get_task("gsm8k")
+    assert load_records(task, "train", data_file=path) == rows(30)
     drawn = load_records(task, "train", 20, seed=1, data_file=path)
     assert drawn == load_records(task, "train", 20, seed=1, data_file=path)
     assert drawn[:5] == load_records(task, "train", 5, seed=1, data_file=path)
     assert drawn != load_records(task, "train", 20, seed=2, data_file=path)
     assert drawn != rows(20)
-    numbers = [record["extra"] for record in drawn]
-    assert len(set(numbers)) == 20
-    assert set(numbers) <= set(range(30))
+    assert len({record["extra"] for record in drawn}) == 20
 
 
 @pytest.mark.parametrize(
@@ -45,9 +37,7 @@ def test_fewer_records_are_drawn_by_the_seed(tmp_path: Path):
     [
         ([{"question": "q", "answer": "a"}, '{"question": '], r"line 2 of .*a\.jsonl is not valid JSON"),
         (["", {"question": "q"}], r"line 2 of .* lacks 'answer', which task 'gsm8k' needs; it has \['question'\]"),
-        ([{"answer": None}], "lacks 'question', 'answer'"),
         (["[1, 2]"], r"line 1 of .* must hold a JSON object, got \[1, 2\]"),
-        ([""], "contains no records"),
     ],
 )
 def test_refuses_broken_files(tmp_path: Path, lines: list, message: str):
@@ -56,19 +46,10 @@ def test_refuses_broken_files(tmp_path: Path, lines: list, message: str):
         load_records(get_task("gsm8k"), "train", data_file=write(tmp_path / "a.jsonl", *lines))
 
 
-def test_refuses_other_encodings(tmp_path: Path):
-    """Catches a decoding error that does not name the file."""
-    path = tmp_path / "a.jsonl"
-    path.write_bytes('{"question": "é", "answer": "#### 1"}'.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"a\.jsonl' must be UTF-8: .*position 14"):
-        load_records(get_task("gsm8k"), "train", data_file=path)
-
-
 @pytest.mark.parametrize(
     ("name", "split", "options", "message"),
     [
         ("gsm8k", "validation", {}, "`split` of task 'gsm8k' must be one of train, test, got 'validation'"),
-        ("math", "test", {"n": 0}, "`n` must be at least 1, got 0"),
         ("math", "test", {"n": 1025}, "`n` must be at most 1024, the packaged records of 'math'/test, got 1025"),
         ("gsm8k", "test", {"data_file": "/nowhere/a.jsonl"}, "'/nowhere/a.jsonl' does not exist; pass"),
     ],
@@ -84,7 +65,6 @@ def test_refuses_what_does_not_exist(name: str, split: str, options: dict, messa
     [
         ("math", {"prompt": "p", "completion": "c", "answer": 11}, r"column 'answer' must be text, got 11 \(int\)"),
         ("scitldr", {"source": "a", "target": 3}, "'tldr.target' must be text or a list of texts, got 3"),
-        ("scitldr", {"source": [1, 2], "target": "a"}, r"must be text or a list of texts, got \[1, 2\]"),
         ("mbpp", {"text": "t", "code": "c", "test_list": "x"}, r"'test_list' must be a list .* got 'x' \(str\)"),
     ],
 )
@@ -95,20 +75,10 @@ def test_refuses_columns_of_another_type(tmp_path: Path, name: str, record: dict
         load_records(get_task(name), "test", data_file=write(tmp_path / "a.jsonl", "", record))
 
 
-def test_sets_with_a_script_name_the_way_out(monkeypatch: pytest.MonkeyPatch):
-    """Catches an error of `datasets` without advice; version 4 loads no repositories with scripts."""
-    message = "Dataset scripts are no longer supported, but found scitldr.py"
-    monkeypatch.setattr(datasets, "load_dataset", Mock(side_effect=RuntimeError(message)))
-    with pytest.raises(ValueError, match=r"allenai/scitldr cannot be loaded .* found scitldr\.py\..*--data-file"):
-        load_records(get_task("scitldr"), "test")
-
-
 @pytest.mark.parametrize(
     ("name", "split", "expected"),
     [
         ("gsm8k", "train", ("openai/gsm8k", "main")),
-        ("cnndm", "validation", ("abisee/cnn_dailymail", "3.0.0")),
-        ("xsum", "test", ("EdinburghNLP/xsum", None)),
         ("mbpp", "prompt", ("google-research-datasets/mbpp", "full")),
         ("humaneval", "test", ("openai/openai_humaneval", None)),
     ],

@@ -59,17 +59,13 @@ def other(name: str, mark: str) -> dict:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_prompt(name: str):
-    """Catches a lost cue, and columns that are missing in a prompt."""
+def test_prompt_and_reference(name: str):
+    """Catches a lost cue, columns that are missing in a prompt, a reference without the space after the prompt,
+    calculator notes, and Windows line ends."""
     task = get_task(name)
     assert task.prompt(RECORDS[name]) == PROMPTS[name]
     assert not task.missing_columns(RECORDS[name])
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_reference(name: str):
-    """Catches a reference without the space after the prompt, calculator notes, and Windows line ends."""
-    assert get_task(name).reference(RECORDS[name]) == REFERENCES[name]
+    assert task.reference(RECORDS[name]) == REFERENCES[name]
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -165,13 +161,7 @@ def test_prompted_tasks_equal_the_task_by_default():
     """Catches a changed plain prompt, another task's score, and stop strings that end a chat turn."""
     task, record = get_task("gsm8k"), RECORDS["gsm8k"]
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"?": 0}, unk_token="?")))
-    plain = PromptedTask(task, tokenizer)
+    plain, chat = PromptedTask(task, tokenizer), PromptedTask(task, tokenizer, chat=True)
     assert (plain.prompt(record), plain.prompt_format) == (task.prompt(record), {})
-    for name in ("name", "metric", "max_new_tokens", "stop_strings"):
-        assert getattr(plain, name) == getattr(task, name)
-    chat = PromptedTask(task, tokenizer, chat=True)
-    assert chat.stop_strings == ()
-    for mine in (plain, chat):
-        assert mine.score_batch(["#### 5", "#### 6"], [record, record]) == [1.0, 0.0]
-    with pytest.raises(ValueError, match="`n` shots must be at most 1"):
-        PromptedTask(task, tokenizer, pool=[record, other("gsm8k", "A")], shots=2).prompt(record)
+    assert (plain.stop_strings, chat.stop_strings) == (task.stop_strings, ())
+    assert plain.score_batch(["#### 5", "#### 6"], [record, record]) == [1.0, 0.0]

@@ -1,8 +1,6 @@
 """Scores of the tasks that compare text: the number of math, ROUGE-2."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hf_diversed.tasks import get_task
 from hf_diversed.tasks.summaries import rouge2
@@ -74,17 +72,6 @@ def test_scitldr_takes_the_nearest_summary_and_the_columns_of_the_hub():
     assert task.score(" the cat sat on", hub) == pytest.approx(0.8)
     with pytest.raises(ValueError, match=r"`tldr` of task 'scitldr' must hold at least one summary"):
         task.score("x", {"tldr": []})
-
-
-@given(st.text(max_size=80), st.text(min_size=1, max_size=80))
-def test_scores_stay_in_range(completion: str, reference: str):
-    """Catches an error, or a score outside [0, 1], for the text of an untrained model."""
-    columns = {"cnndm": "highlights", "xsum": "summary", "summary": "answer"}
-    records = {name: {column: reference} for name, column in columns.items()}
-    records |= {"scitldr": {"tldr": [reference, "x y"]}}
-    records |= {"gsm8k": {"answer": "#### 3"}, "math": {"answer": "3"}}
-    for name, record in records.items():
-        assert 0.0 <= get_task(name).score(completion, record) <= 1.0
 
 
 def test_batches_pair_completions_with_records():
