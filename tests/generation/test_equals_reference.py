@@ -165,6 +165,8 @@ ENDS = [
     Case("stop strings, no eos", "Rows that end, although they cannot be padded.",
          {"stop_strings": STOPS[1:], "eos_token_id": None}, SOME),
     Case("stop strings, scores", "Scores after a stop string.", {"stop_strings": STOPS, **SCORES}, SOME),
+    Case("stop strings of different lengths", "Ids that are cut to the length of a shorter one.",
+         {"stop_strings": ["w50", "w44 w10 w59 w54 w14"]}, SOME),
     Case("one stop string", "A string treated as a list of letters.", {"stop_strings": "3 w"}, SOME),
     Case("long stop string", "Ids before the text.", {"stop_strings": ["w50 " * 30, "w20 " * 20]}, SOME),
     Case("stop strings, user's criterion", "Criteria that replace each other.",
@@ -329,7 +331,7 @@ def grammar(batch_id, ids):
     """Raises for a text that it forbids, as a trie does."""
     new = ids[PROMPT - 1 :].tolist()
     for last, token in itertools.pairwise(new):
-        assert token in (PAD, *SOME_ENDS) or token in permitted(last)
+        assert token in SOME_ENDS or (token == PAD and last in (PAD, *SOME_ENDS)) or token in permitted(last)
     return permitted(new[-1])
 
 
