@@ -52,7 +52,7 @@ def speed() -> dict[str, Table]:
             "draft token is in target forward passes; the rule assumes it. Ratios are of tokens / (target "
             "forwards + cost * draft forwards) to the best constant number of 1 to 8, 12 and 16, which is chosen on "
             "the same prompts for each cost. transformers: assisted generation with its defaults. Data: {data}, by "
-            "`benchmarks/forwards.py`.",
+            "`benchmarks/forwards.py` of commit 9691ad82.",
         ),
         "compiled": Table(
             "embedded pair",
