@@ -152,15 +152,6 @@ def test_abstracts_are_split(tmp_path):
         pair_study.split_scitldr(records[1:])
 
 
-def test_prompts_are_sampled_repeatedly(run, tmp_path):
-    """Catches one sample instead of two, and several of a greedy method."""
-    options = ["--methods", LOSSLESS, "--samples-per-prompt", "2"]
-    for name, samples in (("gsm8k", [0, 1]), ("gsm8k-t0", [0])):
-        run(*options, "--temperature", "0" if name.endswith("t0") else "1", name=name)
-        entries = read_results(tmp_path / "out" / name / "part-0").entries.values()
-        assert sorted(entry["sample"] for entry in entries) == samples
-
-
 def test_the_target_is_decoded_without_draft_tokens(run, tmp_path):
     """Catches draft tokens in `target`, and completions that differ from those of transformers."""
     run("--methods", PLAIN, "--temperature", "0", name="gsm8k-t0")
@@ -267,15 +258,3 @@ def test_quality_is_compared_at_equal_acceptance(summaries):
     two, three = rouge2("one two", "one two three four 1"), rouge2("one two three", "one two three four 1")
     assert (found["method"], found["minus"], found["n"]) == ("lenience:0.1", "static", 4)
     assert found["quality"] == pytest.approx(three - (two + 0.0) / 2)
-
-
-def test_truncated_samples_have_their_own_file(run, tmp_path):
-    """Catches truncation that does not reach the samples, and results of two settings in one file."""
-    report = run("--methods", f"{PLAIN},{LOSSLESS}", "--temperature", "0.7", "--top-k", "1", name="gsm8k-t0.7-k1")
-    run("--methods", f"{PLAIN},{LOSSLESS}", "--temperature", "0", name="gsm8k-t0")
-    assert report["records"][0]["top_k"] == 1
-    folders = (tmp_path / "out" / name / "part-0" for name in ("gsm8k-t0.7-k1", "gsm8k-t0"))
-    sampled, greedy = (
-        {key: entry["rows"]["text"] for key, entry in read_results(folder).entries.items()} for folder in folders
-    )
-    assert sampled == greedy

@@ -54,21 +54,6 @@ def test_a_killed_run_ends_in_the_same_weights(tokenizer, tmp_path, monkeypatch)
     assert figures["schedules"] == [{"from_step": 0, "steps": STEPS}]
 
 
-@pytest.mark.parametrize(
-    ("recipe", "words"),
-    [
-        (recipe_of(STEPS, seed=1), "was trained by another recipe"),
-        (recipe_of(1), "--target-steps must be at least 2, the steps of .*, got 1"),
-    ],
-    ids=["another seed", "too few steps"],
-)
-def test_a_checkpoint_of_another_run_is_refused(tokenizer, tmp_path, recipe, words):
-    """Catches weights of one recipe with the provenance of another."""
-    train.train_model(recipe_of(2), "target", tokenizer, tmp_path, compiled=False)
-    with pytest.raises(ValueError, match=words):
-        train.train_model(recipe, "target", tokenizer, tmp_path, compiled=False)
-
-
 def test_loss_weights(tokenizer):
     """Padding has weight 0, prompts have a low weight, and digits of a completion the highest."""
     stream = batches(dataclasses.replace(TINY, families={"math": 1.0}), "target", tokenizer, 0)

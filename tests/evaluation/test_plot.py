@@ -58,11 +58,3 @@ def test_files_are_the_same_bytes(tmp_path, kind):
     content = (tmp_path / "new" / f"a.{kind}").read_bytes()
     assert content == (tmp_path / f"b.{kind}").read_bytes()
     assert b"digest" in content
-
-
-def test_refusals(tmp_path):
-    with pytest.raises(ValueError, match="no method verified draft tokens"):
-        save_plot(RECORDS[:1], tmp_path / "plot.png")
-    with pytest.raises(ValueError, match=r"png, svg, pdf.*plot\.gif"):
-        save_plot(RECORDS, tmp_path / "plot.gif")
-    assert not list(tmp_path.iterdir())

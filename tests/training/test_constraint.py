@@ -75,3 +75,10 @@ def test_acceptance_has_no_effect_far_beyond_the_bound():
     assert constraint.effective_coef == pytest.approx(constraint.coef / 2)
     constraint.update(WINDOW, 0.9, 0.9)
     assert constraint.effective_coef == 0.0 < constraint.coef
+
+
+def test_the_effective_coefficient_forgets_sooner_than_the_window():
+    """Catches a head within the bound whose acceptance is still discounted because of old rollouts."""
+    constraint = fed((0.9, 0.9), (0.9, 0.9), (0.0, 0.9), (0.05, 0.9), count=WINDOW // 10)
+    assert constraint.drop > 0.1
+    assert constraint.effective_coef == constraint.coef
