@@ -1,4 +1,6 @@
-"""Write the cards of the embedded pair's heads from their JSON results, with rows of named methods only.
+"""Write the cards of the packaged heads and of the published one from their JSON results.
+
+Rows are those of named methods.
 
 python -m tools.render_cards
 """
@@ -9,29 +11,55 @@ from pathlib import Path
 from hf_diversed.head import DiversedHeadConfig
 from hf_diversed.hub import render_card
 from hf_diversed.verifiers import VERIFIERS
-from hf_diversed.verifiers.names import PLAIN, base_name
+from hf_diversed.verifiers.names import DIVERSED, PLAIN, base_name
 from hf_diversed.zoo.loader import HEADS, MIXTURE
+from tools.figures import RESULTS
 
 
 ROOT = Path(__file__).parent.parent
 NAMES = {PLAIN, *VERIFIERS}
+# A head of the Qwen2.5-Coder pair, whose weights are beside its card, and the study that measured it.
+PUBLISHED, STUDY = "model_cards/qwen2.5-coder-1.5b-0.5b-scitldr", "qwen-coder-scitldr"
+ORIGINALS = {
+    f"qwen2.5-coder-{size}b-instruct-q4_k_m": f"Qwen/Qwen2.5-Coder-{size}B-Instruct" for size in ("1.5", "0.5")
+}
+CONVERTED = """The weights were converted from 4-bit GGUF files, which `python -m benchmarks.pair` downloads.
+The snippet loads the original weights, so `generate` warns that they are not those of the training.
+"""
 
 
 def cards() -> dict[Path, str]:
-    """Return the card of every packaged head that has results, by its path."""
-    by_path = {}
-    weights, results_of = ROOT / "hf_diversed" / "zoo" / "weights", ROOT / "results"
-    for kind, measured, suffix in ((HEADS, results_of, ""), (MIXTURE, results_of / "mixture", "-mixture")):
+    """Return the card of every packaged head that has results, and of the published one, by its path."""
+    by_path = {ROOT / PUBLISHED / "README.md": published_card()}
+    weights = ROOT / "hf_diversed" / "zoo" / "weights"
+    for kind, measured, suffix in ((HEADS, RESULTS, ""), (MIXTURE, RESULTS / "mixture", "-mixture")):
         for folder in sorted((weights / kind).glob("*/")):
             results = measured / f"{folder.name}.json"
             if results.is_file():
                 evaluation = json.loads(results.read_text())
-                rows = [row for row in evaluation["records"] if base_name(row["method"]) in NAMES]
-                training = json.loads((folder / "provenance.json").read_text())
-                config = DiversedHeadConfig.from_pretrained(folder)
-                text = render_card(config, {**evaluation, "records": rows}, training)
-                by_path[ROOT / "model_cards" / f"embedded-{folder.name}{suffix}" / "README.md"] = text
+                path = ROOT / "model_cards" / f"embedded-{folder.name}{suffix}" / "README.md"
+                by_path[path] = card(folder, evaluation, evaluation["records"])
     return by_path
+
+
+def published_card() -> str:
+    """Return the card of the published head, whose snippet loads the original weights from the Hub."""
+    study = json.loads((RESULTS / "real" / f"{STUDY}.json").read_text())
+    own = f"{DIVERSED}:{PUBLISHED}"
+    rows = [row | {"method": DIVERSED} if row["method"] == own else row for row in study["records"]]
+    source = {"evaluation": study["provenance"]["evaluations"][0]}
+    text = card(ROOT / PUBLISHED, study | {"provenance": source}, rows, source=PUBLISHED)
+    for converted, original in ORIGINALS.items():
+        text = text.replace(f'"{converted}"', f'"{original}"')
+    return text.replace("## The pair\n", f"## The pair\n\n{CONVERTED}")
+
+
+def card(folder: Path, evaluation: dict, rows: list[dict], source: str | None = None) -> str:
+    """Return the card of the head in a folder, with the rows of named methods."""
+    rows = [row for row in rows if base_name(row["method"]) in NAMES]
+    training = json.loads((folder / "provenance.json").read_text())
+    config = DiversedHeadConfig.from_pretrained(folder)
+    return render_card(config, {**evaluation, "records": rows}, training, source=source)
 
 
 def main() -> None:

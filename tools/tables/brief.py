@@ -57,8 +57,8 @@ def render() -> str:
     forwards = ", or target forwards where time was not measured," if untimed else ""
     setting = (
         f"Seconds per answer (batch size 1, two CPU threads){forwards} and score of Qwen2.5-Coder 1.5B with 0.5B: "
-        f"{sizes}. A head was trained for code only. transformers' scores were not measured; it is "
-        "lossless. [Intervals, more methods](docs/results.md)."
+        f"{sizes}. Heads were trained on summaries, for a short time, and on code. transformers' scores were not "
+        "measured; it is lossless. [Intervals, more methods](docs/results.md)."
     )
     return f"{markdown(['task', *METHODS.values()], rows)}\n\n{setting}"
 
