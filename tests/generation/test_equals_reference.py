@@ -142,6 +142,13 @@ class StopWhenSure(tf.StoppingCriteria):
         return scores[-1].softmax(-1).amax(-1) > 0.8
 
 
+@functools.cache
+def tokenizer():
+    words = [f"w{token}" for token in range(VOCAB_SIZE)]
+    words[3] = "abcdef"  # upstream's criterion needs this word
+    return word_tokenizer(words=words)
+
+
 SCORES = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
 STOPS = ["3 w", "0 w1", "5 w4", "w20"]  # within and across tokens
 
@@ -166,7 +173,8 @@ ENDS = [
          {"stop_strings": STOPS[1:], "eos_token_id": None}, SOME),
     Case("stop strings, scores", "Scores after a stop string.", {"stop_strings": STOPS, **SCORES}, SOME),
     Case("stop strings of different lengths", "Ids that are cut to the length of a shorter one.",
-         {"stop_strings": ["w50", "w44 w10 w59 w54 w14"]}, SOME),
+         {"stopping_criteria": [sc.StopStringCriteria(tokenizer(), text) for text in ("w50", "w44 w10 w59 w54 w14")]},
+         SOME),
     Case("one stop string", "A string treated as a list of letters.", {"stop_strings": "3 w"}, SOME),
     Case("long stop string", "Ids before the text.", {"stop_strings": ["w50 " * 30, "w20 " * 20]}, SOME),
     Case("stop strings, user's criterion", "Criteria that replace each other.",
@@ -505,13 +513,6 @@ def plain_text(case_id: str, source: str, rows: int):
     case = next(case for case in CASES if case.id == case_id)
     call = keywords(case, rows)
     return models(source)[0].generate(**call), call.get("stopping_criteria", [])
-
-
-@functools.cache
-def tokenizer():
-    words = [f"w{token}" for token in range(VOCAB_SIZE)]
-    words[3] = "abcdef"  # upstream's criterion needs this word
-    return word_tokenizer(words=words)
 
 
 def keywords(case: Case, rows: int) -> dict[str, Any]:
