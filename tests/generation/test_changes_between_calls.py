@@ -1,6 +1,7 @@
 """Changes of models, settings and modes between compiled calls; each call must return the tokens of an eager one."""
 
 import copy
+import functools
 import gc
 import itertools
 import weakref
@@ -8,12 +9,14 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+import torch.nn.functional as F
 from peft import LoraConfig, get_peft_model, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 import hf_diversed
 from hf_diversed import DiversedVerifier, StaticEnsembleVerifier
+from hf_diversed.generation.compiling import fingerprint, settings_of
 from hf_diversed.verifiers import SpecCascadeVerifier
 from tests.evaluation.fakes import character_tokenizer
 from tests.generation.modes import TRACED, decode, run_untraced, shallow
@@ -264,3 +267,23 @@ def test_compiled_functions_are_freed_with_their_model(monkeypatch):
     del target
     gc.collect()
     assert model() is None
+
+
+def test_keys():
+    """Catches values that are equal but compile differently, and keys that differ between equal models."""
+    model = tiny_model("llama")
+    assert fingerprint(model) == fingerprint(model)
+    assert hash(fingerprint(model)) == hash(fingerprint(model))
+    assert fingerprint(model) != fingerprint(copy.deepcopy(model))
+    one, true = StaticEnsembleVerifier(1.0), StaticEnsembleVerifier(1.0)
+    assert settings_of(one) == settings_of(true)
+    true.weight = True
+    assert settings_of(one) != settings_of(true)
+    module, keys = nn.Linear(1, 1), []
+    partial = functools.partial(F.gelu, approximate="tanh")
+    for act in (F.gelu, torch.tanh, F.silu, partial, module.extra_repr):
+        module.act = act
+        keys.append(fingerprint(module))
+    module.act = functools.partial(F.gelu, approximate="tanh")
+    assert len(set(keys)) == 5
+    assert fingerprint(module) == keys[3]
