@@ -456,7 +456,7 @@ def compare(results: Results, label: str | Sequence[str], other: str | Sequence[
     if missing := results.missing(labels):
         raise ValueError(f"{len(missing)} calls are missing; run `evaluate` again to finish them.")
     tables = {name: MethodTable(results, name) for name in labels}
-    bootstrap = Bootstrap(results.header["n"], seed=results.header["settings"]["seed"])
+    bootstrap = resamples(results.header["n"], results.header["settings"]["seed"])
     record: dict = {"method": ", ".join(sides[0]), "minus": ", ".join(sides[1])}
     drafted = all(np.any(table.sums.get("num_drafted", 0)) for table in tables.values())
     figures = [("quality", "score", "rows")]
@@ -470,6 +470,12 @@ def compare(results: Results, label: str | Sequence[str], other: str | Sequence[
         record |= difference.record(figure)
         record[f"{figure}_p"] = p_value(first - second) if np.ptp(first - second) else None
     return record
+
+
+@functools.lru_cache(maxsize=2)
+def resamples(num_prompts: int, seed: int = 0) -> Bootstrap:
+    """Return the resamples, which all comparisons of a study share; drawing them takes most of the time."""
+    return Bootstrap(num_prompts, seed=seed)
 
 
 def sums(tables: Mapping[str, MethodTable], labels: Sequence[str], *names: str) -> list[np.ndarray]:
@@ -508,7 +514,7 @@ def summarize_parts(parts: list[Results]) -> list[dict[str, Any]]:
     for label, complete in finished_parts(parts).items():
         results = pooled(complete)
         finished = [name for name in results.labels() if not results.missing([name])]
-        bootstrap, table = Bootstrap(results.header["n"]), MethodTable(results, label)
+        bootstrap, table = resamples(results.header["n"]), MethodTable(results, label)
         for record in summarize(results, finished):
             if record["method"] == label:
                 for name in EXTRA:
@@ -533,7 +539,7 @@ def at_equal_acceptance(parts: list[Results]) -> list[dict[str, Any]]:
         if label in (PLAIN, *fixed) or not common:
             continue
         results = pooled(common)
-        bootstrap = Bootstrap(results.header["n"], seed=results.header["settings"]["seed"])
+        bootstrap = resamples(results.header["n"], results.header["settings"]["seed"])
         rates, scores = [], []
         for table in (MethodTable(results, each) for each in (label, *fixed)):
             rates.append(bootstrap.ratio(table.sums["num_accepted"], table.sums["num_drafted"]))
