@@ -13,13 +13,12 @@ from hf_diversed.hub import render_card
 from hf_diversed.verifiers import VERIFIERS
 from hf_diversed.verifiers.names import DIVERSED, PLAIN, base_name
 from hf_diversed.zoo.loader import HEADS, MIXTURE
-from tools.figures import RESULTS
+from tools.figures import PUBLISHED_HEAD, RESULTS
 
 
 ROOT = Path(__file__).parent.parent
 NAMES = {PLAIN, *VERIFIERS}
-# A head of the Qwen2.5-Coder pair, whose weights are beside its card, and the study that measured it.
-PUBLISHED, STUDY = "model_cards/qwen2.5-coder-1.5b-0.5b-scitldr", "qwen-coder-scitldr"
+# Folders of the published head's pair, and the original weights on the Hub.
 ORIGINALS = {
     f"qwen2.5-coder-{size}b-instruct-q4_k_m": f"Qwen/Qwen2.5-Coder-{size}B-Instruct" for size in ("1.5", "0.5")
 }
@@ -30,7 +29,7 @@ The snippet loads the original weights, so `generate` warns that they are not th
 
 def cards() -> dict[Path, str]:
     """Return the card of every packaged head that has results, and of the published one, by its path."""
-    by_path = {ROOT / PUBLISHED / "README.md": published_card()}
+    by_path = {ROOT / PUBLISHED_HEAD / "README.md": published_card()}
     weights = ROOT / "hf_diversed" / "zoo" / "weights"
     for kind, measured, suffix in ((HEADS, RESULTS, ""), (MIXTURE, RESULTS / "mixture", "-mixture")):
         for folder in sorted((weights / kind).glob("*/")):
@@ -44,11 +43,11 @@ def cards() -> dict[Path, str]:
 
 def published_card() -> str:
     """Return the card of the published head, whose snippet loads the original weights from the Hub."""
-    study = json.loads((RESULTS / "real" / f"{STUDY}.json").read_text())
-    own = f"{DIVERSED}:{PUBLISHED}"
+    study = json.loads((RESULTS / "real" / "qwen-coder-scitldr.json").read_text())
+    own = f"{DIVERSED}:{PUBLISHED_HEAD}"
     rows = [row | {"method": DIVERSED} if row["method"] == own else row for row in study["records"]]
     source = {"evaluation": study["provenance"]["evaluations"][0]}
-    text = card(ROOT / PUBLISHED, study | {"provenance": source}, rows, source=PUBLISHED)
+    text = card(ROOT / PUBLISHED_HEAD, study | {"provenance": source}, rows, source=PUBLISHED_HEAD)
     for converted, original in ORIGINALS.items():
         text = text.replace(f'"{converted}"', f'"{original}"')
     return text.replace("## The pair\n", f"## The pair\n\n{CONVERTED}")

@@ -350,13 +350,3 @@ def test_batches_beyond_the_limit_are_supported():
     ids[ids == tiny.PAD] = 5
     call = {"do_sample": False, "max_new_tokens": 12}
     assert torch.equal(lossless(target, ids, **call), target.generate(ids, **call))
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16])
-def test_equal_prompts_with_any_mask(dtype):
-    """Catches ids that are compared in the dtype of the mask, in which different ones can be equal."""
-    target = tiny.tiny_model("llama")
-    inputs = {name: values[[0, 1, 0]] for name, values in tiny.ragged_batch(2, PROMPT).items()}
-    expected = target.generate(**inputs, max_new_tokens=NEW, do_sample=False)
-    inputs["attention_mask"] = inputs["attention_mask"].to(dtype)
-    assert torch.equal(decode(target, tiny.tiny_draft(target), inputs, LosslessVerifier()).sequences, expected)

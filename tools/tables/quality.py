@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tools.figures import RESULTS, figures
+from tools.figures import PUBLISHED_HEAD, RESULTS, figures
 from tools.tables.parts import (
     ACCEPTED,
     DROP,
@@ -175,7 +175,7 @@ def summaries() -> str:
         BELOW_EXACT,
         Column("answers with a word that no abstract has", "unknown_word"),
     ]
-    head = ("diversed:model_cards/qwen2.5-coder-1.5b-0.5b-scitldr", "`diversed`, token head")
+    head = (f"diversed:{PUBLISHED_HEAD}", "`diversed`, token head")
     rows = methods(study, "target", "lossless", "lenience:0.3", "lenience:0.1", head, "static:0.5", "static:0.2")
     caption = (
         f"{{n}} abstracts, one answer each, float32, 5 draft tokens per round; 95% intervals clustered by prompt. "
