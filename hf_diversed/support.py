@@ -1,6 +1,6 @@
 """All facts about models, logits processors and releases of transformers: tables first, then functions.
 
-`tests/testpy` fails if a release of transformers changes one of the internals that this module reads.
+`tests/test_compat.py` fails if a release of transformers changes one of the internals that this module reads.
 """
 
 import functools

@@ -36,7 +36,6 @@ PATHS = (
 # Files below `PATHS` that are not checked, because the phrases are part of their data.
 EXCEPT = (
     "embedded/corpus/summary.py",
-    "tests/test_language.py",
     "tools/check_language.py",
 )
 _SUFFIXES = {".ipynb", ".md", ".py"}
