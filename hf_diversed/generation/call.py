@@ -263,36 +263,42 @@ class Call:
             warn_once(self.model, f'cache_implementation="static" has no effect: {reason}.')
 
     def _resolve_lengths(self) -> None:
-        """Decide how many tokens a round drafts."""
-        config, requested = self.generation_config, read_integer(self.requested_gamma)
-        default = DEFAULT_NUM_ASSISTANT_TOKENS if self.source is None else default_gamma(self.source, self)
-        drafted = default if requested is None else requested
+        """Decide how many tokens a round drafts, and whether a rule ends its blocks early."""
+        requested = read_integer(self.requested_gamma)
         if self.schedule not in (None, CONSTANT, CONFIDENCE):
             logger.warning_once(
                 f"{_SCHEDULE}={self.schedule!r} has no effect with a verifier; supported are "
                 f'"{CONSTANT}" and "{CONFIDENCE}".'
             )
-        is_free = self.schedule is None and requested is None and not self.threshold
-        by_default = is_free and self.batch_size == 1 and self.compiler is None
-        self.rule: StoppingRule | None = None
-        if self.draft is None or not self.verifier.allows_early_stop or self.compiler is not None:
-            if self.early_end is not None:
-                cause = "compiled rounds do not end early"
-                if not self.verifier.allows_early_stop:
-                    cause = f"{self.verifier!r} does not allow blocks to end early"
-                logger.warning_once(f"{self.early_end} has no effect: {cause}.")
-        elif self.threshold:
-            self.rule = ThresholdRule(self.threshold)
-        elif by_default or self.schedule == CONFIDENCE:
-            self.rule = ConfidenceRule.for_models(self.draft, self.model)
-        if self.rule is not None and requested is None and (by_default or self.schedule == CONFIDENCE):
+        nothing_set = requested is None and self.schedule is None and not self.threshold
+        by_confidence = self.schedule == CONFIDENCE or (nothing_set and self.batch_size == 1 and self.compiler is None)
+        self.rule = self._stopping_rule(by_confidence)
+        drafted = DEFAULT_NUM_ASSISTANT_TOKENS if self.source is None else default_gamma(self.source, self)
+        if requested is not None:
+            drafted = requested
+        elif self.rule is not None and by_confidence:
             drafted = MAX_CONFIDENT_TOKENS
-        copied = 0 if self.draft is None else read_integer(config.prompt_lookup_num_tokens) or 0
+        copied = 0 if self.draft is None else read_integer(self.generation_config.prompt_lookup_num_tokens) or 0
         remaining = max(self.max_length - self.input_ids.shape[1] - 1, 1)  # tokens of a row after the next one
         if self.compiler is not None:
             remaining = gamma_for(remaining)  # rounded, so that static rounds of few different lengths are compiled
         self.gamma = min(max(drafted, copied), remaining)
         self.max_drafted, self.max_copied = min(drafted, self.gamma), min(copied, self.gamma)
+
+    def _stopping_rule(self, by_confidence: bool) -> StoppingRule | None:
+        """Return the rule that ends draft blocks early; None to draft as many tokens as requested."""
+        if self.draft is None:
+            return None
+        obstacle = "compiled rounds do not end early" if self.compiler is not None else ""
+        if not self.verifier.allows_early_stop:
+            obstacle = f"{self.verifier!r} does not allow blocks to end early"
+        if obstacle:
+            if self.early_end is not None:
+                logger.warning_once(f"{self.early_end} has no effect: {obstacle}.")
+            return None
+        if self.threshold:
+            return ThresholdRule(self.threshold)
+        return ConfidenceRule.for_models(self.draft, self.model) if by_confidence else None
 
     def _prepare_rows(self) -> None:
         """Prepare the rows of the batch, and what is called on them in each round."""
