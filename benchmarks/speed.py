@@ -56,13 +56,12 @@ _SHAPES = Path(__file__).parent / "configs"
 
 @dataclass
 class Case:
-    """A method at a batch size, and its timed calls; `first_seconds` are those of calls that compiled."""
+    """A method at a batch size, and its timed calls."""
 
     method: Method
     decoder: Decoder
     batch_size: int
     runs: list[Decoded] = field(default_factory=list)
-    first_seconds: list[float] = field(default_factory=list)
 
 
 FIGURES: dict[str, Callable[[Decoded], float]] = {
@@ -92,15 +91,13 @@ def benchmark(options: argparse.Namespace) -> dict[str, Any]:
     random_weights = options.target_config is not None
     if random_weights != (options.draft_config is not None) or (random_weights and (options.target or options.draft)):
         raise ValueError("--target-config and --draft-config go together, without --target and --draft.")
-    if options.acceptance is not None and options.temperature == 0:
-        raise ValueError("--acceptance needs a temperature above 0: greedy decoding draws no random numbers.")
     pair = load_demo_pair()
     head = options.head
     if random_weights:
         device = options.device or best_device()
         dtype = getattr(torch, options.dtype or ("bfloat16" if device.startswith("cuda") else "float32"))
         target, draft = (
-            random_model(config, num_layers=options.num_layers, dtype=dtype, device=device, seed=options.seed + role)
+            random_model(config, dtype, device, seed=options.seed + role)
             for role, config in enumerate((options.target_config, options.draft_config))
         )
         pair = Pair(target, draft, pair.tokenizer)  # of the tokenizer, only the padding token is used
@@ -131,12 +128,9 @@ def benchmark(options: argparse.Namespace) -> dict[str, Any]:
     for call, decoded in decode_calls(calls, "benchmark"):
         case, turn = call.key, call.seed
         while turn and decoded.stats is not None and decoded.stats.compile.num_compiled:  # a shape of no earlier turn
-            case.first_seconds.append(decoded.seconds)
             decoded = call.decoder(call.method, call.prompts, call.seed)
         if turn:
             case.runs.append(decoded)
-        else:
-            case.first_seconds.append(decoded.seconds)
     shares = [forward_shares(call) for call in calls[: len(cases)]]
     settings = {name: value for name, value in vars(options).items() if name != "output"}
     source = provenance(options.seed, pair.target.device) | {"benchmark": settings}
@@ -202,7 +196,6 @@ def record(case: Case, cases: Sequence[Case], options: argparse.Namespace) -> di
     drafted, accepted, rounds = (
         sum(getattr(each, name) for each in stats) for name in ("num_drafted", "num_accepted", "num_rounds")
     )
-    usual = statistics.median(found.seconds for found in case.runs)
     has_draft = case.method.verifier is not None or case.method.upstream
     return {
         "method": label,
@@ -220,9 +213,6 @@ def record(case: Case, cases: Sequence[Case], options: argparse.Namespace) -> di
             for name, place in references.items()
             if place in others and place != (label, case.batch_size)
         },
-        "compile_seconds": None
-        if case.method.compile_config is None
-        else sum(max(seconds - usual, 0.0) for seconds in case.first_seconds),
     }
 
 
@@ -269,31 +259,16 @@ def shape_names() -> list[str]:
     return sorted(path.stem for path in _SHAPES.glob("*.json"))
 
 
-def random_model(
-    shape: str | Path,
-    *,
-    num_layers: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    seed: int = 0,
-) -> PreTrainedModel:
+def random_model(shape: str | Path, dtype: torch.dtype, device: torch.device | str, seed: int) -> PreTrainedModel:
     """Build a causal LM with random weights.
 
     Args:
-        shape: a name from `shape_names()`, or the path of a file like the Hub's `config.json`; for a multimodal
-            configuration the text model is built.
-        num_layers: maximum number of layers.
-
-    Raises:
-        ValueError: for an unknown name or a file that is not a model configuration.
+        shape: a name from `shape_names()`, or the path of a file like the Hub's `config.json`.
     """
-    fields = _read_fields(shape)
-    if num_layers is not None:
-        if num_layers < 1:
-            raise ValueError(f"`num_layers` must be >= 1, got {num_layers!r}.")
-        fields["num_hidden_layers"] = min(num_layers, fields["num_hidden_layers"])
-        if fields.get("layer_types") is not None:
-            fields["layer_types"] = fields["layer_types"][: fields["num_hidden_layers"]]
+    path = _SHAPES / f"{shape}.json" if str(shape) in shape_names() else Path(shape)
+    fields = json.loads(path.read_text())
+    for name in ("architectures", "dtype"):
+        fields.pop(name, None)
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     torch.manual_seed(seed)
     with torch.device(device):
@@ -301,42 +276,24 @@ def random_model(
     return model.eval().requires_grad_(False)
 
 
-def _read_fields(shape: str | Path) -> dict[str, Any]:
-    path = _SHAPES / f"{shape}.json" if str(shape) in shape_names() else Path(shape)
-    if not path.is_file():
-        raise ValueError(f"no configuration {str(shape)!r}: pass a config.json, or one of {', '.join(shape_names())}.")
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        fields = fields.get("text_config", fields)
-        missing = {"model_type", "num_hidden_layers"} - fields.keys()
-    except (json.JSONDecodeError, AttributeError) as error:
-        raise ValueError(f"{path} is no model configuration ({error}); pass the config.json of a model.") from error
-    if missing:
-        raise ValueError(f"{path} lacks {', '.join(sorted(missing))}; pass the config.json of a causal LM.")
-    return {name: value for name, value in fields.items() if name not in ("architectures", "dtype", "torch_dtype")}
-
-
 class SyntheticVerifier(CompositeVerifier):
-    """Run a verifier, then accept at given rates instead, to measure speed without a trained pair.
+    """Run a verifier, then accept at a given rate instead, to measure speed without a trained pair.
 
     Args:
         inner: the verifier that is executed; residual tokens follow its distribution.
-        acceptance: in [0, 1], P(token j is accepted | all earlier ones are): one rate for all positions or one for
-            each. The unconditional rates of vLLM's `synthetic` are the running products.
+        acceptance: in [0, 1], P(a draft token is accepted | all earlier ones of its block are).
 
     Raises:
-        ValueError: for rates out of range, for greedy decoding (before the first forward), and for more draft tokens
-            than rates.
+        ValueError: for a rate out of range, and for greedy decoding (before the first forward).
     """
 
     needs_input_ids = False  # an instance needs them if `inner` does
 
-    def __init__(self, inner: Verifier, acceptance: float | Sequence[float]):
+    def __init__(self, inner: Verifier, acceptance: float):
         super().__init__(inner)
-        self.needs_check = inner.needs_check  # given rates need no check
+        self.needs_check = inner.needs_check  # a given rate needs no check
         self.inner = inner
-        rates = [acceptance] if isinstance(acceptance, (int, float)) else list(acceptance)
-        self.acceptance = [check_range("acceptance", rate, 0.0, 1.0) for rate in rates]
+        self.acceptance = check_range("acceptance", acceptance, 0.0, 1.0)
 
     def check(self, context: DecodingContext) -> None:
         super().check(context)
@@ -358,12 +315,7 @@ class SyntheticVerifier(CompositeVerifier):
         row_values: dict[str, torch.Tensor] | None = None,
     ) -> Verdict:
         verdict = self.verify_parts(input_ids, [draft], target, row_values)[0]
-        count = draft.tokens.shape[1]
-        rates = self.acceptance * count if len(self.acceptance) == 1 else self.acceptance[:count]
-        if len(rates) < count:
-            raise ValueError(f"acceptance has {len(rates)} rates for {count} draft tokens; give one, or one each.")
-        accept_prob = verdict.accept_prob.new_tensor(rates).expand_as(verdict.accept_prob)
-        return replace(verdict, accept_prob=accept_prob)
+        return replace(verdict, accept_prob=torch.full_like(verdict.accept_prob, self.acceptance))
 
 
 def arguments_parser() -> argparse.ArgumentParser:
@@ -377,7 +329,6 @@ def arguments_parser() -> argparse.ArgumentParser:
     add("--head", help='head of "diversed"; by default the embedded math head')
     add("--target-config", help=f"random weights: a config.json or one of {', '.join(shape_names())}")
     add("--draft-config", help="the same for the draft model")
-    add("--num-layers", type=int, help="random weights: largest number of layers")
     add("--acceptance", type=float, help="given acceptance of our methods")
     add("--batch-sizes", type=_numbers, default=[1, 8])
     add("--context-length", type=int, default=128, help="prompt tokens, with random weights")

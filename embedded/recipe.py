@@ -41,7 +41,7 @@ class Recipe:
         families: task families and their weights in the mix.
         prompt_weight: weight of prompt tokens in the loss, relative to completion tokens.
         number_weight: the same for digits in the completion, which take longer to learn than words.
-        save_every: steps between checkpoints.
+        save_every: steps between lines of progress; the packaged pair was also saved then.
     """
 
     seed: int = 0

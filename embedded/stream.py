@@ -1,7 +1,7 @@
 """The training stream as tensors: the examples of each step, and their collation into a batch."""
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import count, islice
 
 import torch
 from torch import Tensor
@@ -22,12 +22,11 @@ def chunk_examples(recipe: Recipe, role: str, chunk: int) -> list[Example]:
     return list(islice(stream, CHUNK * settings.batch))
 
 
-def batches(recipe: Recipe, role: str, tokenizer: PreTrainedTokenizerFast, start: int) -> Iterator[dict[str, Tensor]]:
-    """Yield the batches from step `start` on: `input_ids`, `labels` int64 [B, S] and loss `weights` float [B, S]."""
+def batches(recipe: Recipe, role: str, tokenizer: PreTrainedTokenizerFast) -> Iterator[dict[str, Tensor]]:
+    """Yield the batches of all steps: `input_ids`, `labels` int64 [B, S] and loss `weights` float [B, S]."""
     settings = recipe.models[role]
-    step = start
-    while True:
-        examples = chunk_examples(recipe, role, step // CHUNK)
+    for chunk in count():
+        examples = chunk_examples(recipe, role, chunk)
         prompts = tokenizer([example.prompt for example in examples]).input_ids
         completions = tokenizer([example.completion for example in examples], add_special_tokens=False).input_ids
         rows = [
@@ -35,10 +34,8 @@ def batches(recipe: Recipe, role: str, tokenizer: PreTrainedTokenizerFast, start
             for example, prompt, completion in zip(examples, prompts, completions)
         ]
         rows.sort(key=lambda row: len(row[0]))
-        order = torch.randperm(CHUNK, generator=torch.Generator().manual_seed(step // CHUNK)).tolist()
-        for index in order[step % CHUNK :]:
+        for index in torch.randperm(CHUNK, generator=torch.Generator().manual_seed(chunk)).tolist():
             yield _collate(rows[index * settings.batch : (index + 1) * settings.batch], tokenizer.pad_token_id)
-            step += 1
 
 
 def _weigh(

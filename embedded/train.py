@@ -1,8 +1,7 @@
 """Train the embedded pair from scratch: `python -m embedded.train --output DIR [--seed N]`.
 
-Writes `DIR/{tokenizer,target,draft}/` and `DIR/training.json`. An interrupted run continues from its last checkpoint
-in `DIR/checkpoints/` and ends in the same weights, because the batch of each step is fixed. Steps are compiled; use
-`--no-compile` on machines without a C++ compiler. Measure the pair afterwards with `python -m embedded.measure DIR`.
+Writes `DIR/{tokenizer,target,draft}/` and `DIR/training.json`, in half an hour on two cores. Steps are compiled; use
+`--no-compile` on machines without a C++ compiler. Measure the pair afterwards with `hf-diversed evaluate`.
 """
 
 import argparse
@@ -13,6 +12,7 @@ import platform
 import time
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ def train_pair(recipe: Recipe, output: Path, compiled: bool = True) -> dict:
     tokenizer = _make_tokenizer(recipe, output / "tokenizer")
     figures: dict[str, dict[str, Any]] = {}
     for role in ("draft", "target"):
-        model, figures[role] = train_model(recipe, role, tokenizer, output / "checkpoints", compiled)
+        model, figures[role] = train_model(recipe, role, tokenizer, compiled)
         save_model(model, recipe.models[role], output / role)
         figures[role]["parameters"] = model.num_parameters()
         figures[role]["sha256"] = hashlib.sha256((output / role / "model.safetensors").read_bytes()).hexdigest()
@@ -64,17 +64,12 @@ def save_model(model: LlamaForCausalLM, settings: ModelRecipe, folder: Path) -> 
 
 
 def train_model(
-    recipe: Recipe, role: str, tokenizer: PreTrainedTokenizerFast, checkpoints: Path, compiled: bool = True
+    recipe: Recipe, role: str, tokenizer: PreTrainedTokenizerFast, compiled: bool = True
 ) -> tuple[LlamaForCausalLM, dict]:
-    """Train one model of the pair, from its checkpoint if there is one.
+    """Train one model of the pair.
 
     Returns:
-        The model in float32 and its statistics: steps, tokens, seconds (over all runs), mean of the last 100 losses,
-            and schedules. More than one schedule means that training was extended, which a single run cannot
-            reproduce.
-
-    Raises:
-        ValueError: if the checkpoint belongs to another recipe, or is beyond this one's last step.
+        The model in float32 and its statistics: steps, tokens, seconds, and mean of the last 100 losses.
     """
     settings = recipe.models[role]
     torch.manual_seed(recipe.seed)
@@ -82,32 +77,14 @@ def train_model(
     model.set_attn_implementation("eager")  # faster for short rows than fused attention's backward
     forward: Any = torch.compile(model, dynamic=True) if compiled else model
     optimizers = _make_optimizers(model, settings)
-    figures: dict[str, Any] = dict.fromkeys(("steps", "tokens", "seconds", "cpu_seconds"), 0)
-    figures |= {"schedules": [], "losses": []}
-    path = checkpoints / f"{role}.pt"
-    if path.exists():
-        figures = _load(path, model, optimizers, recipe, role)
-    if not figures["schedules"] or figures["schedules"][-1]["steps"] != settings.steps:
-        figures["schedules"].append({"from_step": figures["steps"], "steps": settings.steps})
-    started, started_cpu = time.perf_counter(), time.process_time()
-    for batch in islice(batches(recipe, role, tokenizer, figures["steps"]), settings.steps - figures["steps"]):
-        loss = train_step(forward, optimizers, batch, settings, figures["steps"])
-        figures["steps"] += 1
-        figures["tokens"] += int((batch["input_ids"] != tokenizer.pad_token_id).sum())
-        figures["losses"] = [*figures["losses"][-99:], loss]
-        if figures["steps"] % recipe.save_every == 0 or figures["steps"] == settings.steps:
-            now, now_cpu = time.perf_counter(), time.process_time()
-            figures["seconds"] += now - started
-            figures["cpu_seconds"] += now_cpu - started_cpu
-            started, started_cpu = now, now_cpu
-            _save(path, model, optimizers, figures, _identity(recipe, role))
-            mean = sum(figures["losses"]) / len(figures["losses"])
-            print(
-                f"{role} step {figures['steps']}/{settings.steps} loss {mean:.4f} {figures['seconds']:.0f} s",
-                flush=True,
-            )
-    losses = figures.pop("losses")
-    return model.eval(), figures | {"final_loss": sum(losses) / len(losses)}
+    started, tokens, losses = time.perf_counter(), 0, list[float]()
+    for step, batch in enumerate(islice(batches(recipe, role, tokenizer), settings.steps)):
+        losses.append(train_step(forward, optimizers, batch, settings, step))
+        tokens += int((batch["input_ids"] != tokenizer.pad_token_id).sum())
+        if (step + 1) % recipe.save_every == 0:
+            print(f"{role} step {step + 1}/{settings.steps} loss {fmean(losses[-100:]):.4f}", flush=True)
+    figures = {"steps": settings.steps, "tokens": tokens, "seconds": time.perf_counter() - started}
+    return model.eval(), figures | {"final_loss": fmean(losses[-100:])}
 
 
 def train_step(
@@ -142,35 +119,6 @@ def _make_optimizers(model: LlamaForCausalLM, settings: ModelRecipe) -> list[tor
     ]
 
 
-def _identity(recipe: Recipe, role: str) -> dict:
-    """Return the settings that a checkpoint depends on: the recipe without the number of steps and the other model."""
-    own = dataclasses.asdict(recipe)
-    own["models"] = {name: value for name, value in own["models"][role].items() if name != "steps"}
-    return {name: value for name, value in own.items() if name != "save_every"}
-
-
-def _save(path: Path, model: LlamaForCausalLM, optimizers: list, figures: dict, identity: dict) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
-    states = [optimizer.state_dict() for optimizer in optimizers]
-    checkpoint = {"model": model.state_dict(), "optimizers": states, "figures": figures, "recipe": identity}
-    torch.save(checkpoint, unfinished)
-    unfinished.replace(path)  # atomic: an interruption leaves the old checkpoint or the new one
-
-
-def _load(path: Path, model: LlamaForCausalLM, optimizers: list, recipe: Recipe, role: str) -> dict:
-    checkpoint = torch.load(path, weights_only=True)
-    if checkpoint.get("recipe") != _identity(recipe, role):
-        raise ValueError(f"{path} was trained by another recipe; use another --output, or remove it to begin anew.")
-    done, steps = checkpoint["figures"]["steps"], recipe.models[role].steps
-    if done > steps:
-        raise ValueError(f"--{role}-steps must be at least {done}, the steps of {path}, got {steps}.")
-    model.load_state_dict(checkpoint["model"])
-    for optimizer, state in zip(optimizers, checkpoint["optimizers"], strict=True):
-        optimizer.load_state_dict(state)
-    return checkpoint["figures"]
-
-
 def _make_tokenizer(recipe: Recipe, folder: Path) -> PreTrainedTokenizerFast:
     """Train the tokenizer on text in the target's style, or load the one in `folder`."""
     if not folder.exists():
@@ -183,7 +131,7 @@ def _make_tokenizer(recipe: Recipe, folder: Path) -> PreTrainedTokenizerFast:
 def _parse_arguments(argv: list[str] | None) -> tuple[Recipe, Path, bool]:
     default = Recipe()
     parser = argparse.ArgumentParser(prog="python -m embedded.train", description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, required=True, help="folder for the pair and its checkpoints")
+    parser.add_argument("--output", type=Path, required=True, help="folder for the pair")
     parser.add_argument("--seed", type=int, default=default.seed)
     for role, model in default.models.items():
         parser.add_argument(f"--{role}-steps", type=int, default=model.steps)

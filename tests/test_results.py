@@ -1,6 +1,7 @@
 """The committed results: the records read from them, and the tables and plots made of the records."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hf_diversed.evaluation import read_results
 from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
 from tools import draw_figures, draw_plots
 from tools.figures import RESULTS, _counted, over_target
+from tools.tables import brief
 
 
 MEASURING = RESULTS.parent / "docs" / "measuring.md"
@@ -134,6 +136,20 @@ def test_committed_plots_are_current():
 def test_committed_frontier_is_current():
     """Catches the README's picture of other results than the committed ones."""
     assert (draw_figures.ASSETS / "frontier.svg").read_text() == draw_figures.frontier_picture()
+
+
+@pytest.mark.parametrize("task", brief.TASKS, ids=lambda task: task.scores)
+def test_first_table_shows_what_was_measured(task):
+    """Catches a head that is not found, another row's score, and target forwards where seconds were measured."""
+    line = next(line for line in brief.render().splitlines() if line.startswith(f"| {task.label} |"))
+    cell = line.removesuffix(" |").rpartition("| ")[2]
+    if not task.has_head:
+        assert cell == "-"
+        return
+    records = json.loads((RESULTS / "real" / f"{task.scores}.json").read_text())["records"]
+    quality = next(row["quality"] for row in records if row["method"].startswith("diversed"))
+    unit = "s" if (RESULTS / "real" / f"{task.seconds}.json").is_file() else "forwards"
+    assert re.fullmatch(rf"\d+\.\d {unit}, {100 * quality:.1f}%?", cell)
 
 
 def results_of(task, num_parts):

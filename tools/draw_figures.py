@@ -1,10 +1,10 @@
-"""Draw the documentation's pictures: a round, coloured tokens of an answer, and quality against acceptance.
+"""Draw the documentation's pictures of results: coloured tokens of an answer, and quality against acceptance.
 
 python -m tools.draw_figures
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
@@ -28,7 +28,7 @@ ORIGINS = {
     "residual": ("#CC79A7", "residual: the target's correction"),
     "bonus": ("#56B4E9", "bonus: the target's next token"),
 }
-TOKENS_WIDTH, ROUND_WIDTH = 560, 760  # the first is narrow enough for phones
+TOKENS_WIDTH = 560  # narrow enough for phones
 # Curves of the plot of quality against acceptance: colour and label, and where the labels are.
 CURVES = {
     "diversed": ("#D55E00", "DIVERSED, a trained head"),
@@ -81,28 +81,6 @@ def tokens_picture(pieces: Iterable[tuple[str, str]]) -> str:
         parts.append(_box(10, top + row * 22, 16, 16, origin, ""))
         parts.append(_text(34, top + row * 22 + 13, ORIGINS[origin][1]))
     return _svg(TOKENS_WIDTH, top + 4 * 22 + 8, parts, "An answer; each token is coloured by its origin")
-
-
-def round_picture() -> str:
-    """Draw a round: four draft tokens, two accepted (one of them by relaxation), then a residual token."""
-    rows: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (
-        ("draft model", (("draft", "x1 ~ q"), ("draft", "x2 ~ q"), ("draft", "x3 ~ q"), ("draft", "x4 ~ q"))),
-        (
-            "verifier",
-            (("draft", "p ≥ q: accept"), ("relaxed", "relaxed: accept"), ("residual", "reject"), ("", "discard")),
-        ),
-        ("emitted", (("draft", "x1"), ("relaxed", "x2"), ("residual", "~ (p - q)+"))),
-    )
-    parts = []
-    for number, (title, cells) in enumerate(rows):
-        y = 24 + number * 70
-        parts.append(_text(10, y + 25, title))
-        for column, (origin, label) in enumerate(cells):
-            parts.append(_box(140 + column * 152, y, 142, 40, origin, label))
-    parts.append(_text(140, 88, "one forward pass of the target model: p at every position"))
-    parts.append(_text(140, 238, "if all four are accepted: a bonus token, sampled from p"))
-    parts.append(_box(602, 164, 142, 40, "bonus", "bonus ~ p"))
-    return _svg(ROUND_WIDTH, 254, parts, "A round of relaxed speculative decoding")
 
 
 def frontier_picture() -> str:
@@ -175,11 +153,9 @@ def _words(x: float, y: float, words: str, style: str = "") -> str:
 
 
 def _box(x: float, y: float, width: float, height: float, origin: str, text: str) -> str:
-    color = f'fill="{ORIGINS[origin][0]}"' if origin else f'fill="{PAPER}" stroke="{INK}"'
     words = f'<text x="{x + width / 2:.1f}" y="{y + height / 2 + 5:.1f}" text-anchor="middle">{escape(text)}</text>'
-    return (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" rx="4" {color}/>{words if text else ""}'
-    )
+    box = f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" rx="4" fill="{ORIGINS[origin][0]}"/>'
+    return box + (words if text else "")
 
 
 def _text(x: float, y: float, words: str) -> str:
@@ -202,7 +178,6 @@ def _svg(width: float, height: float, parts: Iterable[str], title: str) -> str:
 def main() -> None:
     ASSETS.mkdir(exist_ok=True)
     (ASSETS / "tokens.svg").write_text(tokens_picture(answer()))
-    (ASSETS / "round.svg").write_text(round_picture())
     (ASSETS / "frontier.svg").write_text(frontier_picture())
 
 

@@ -61,8 +61,7 @@ def data_path(study: str) -> str:
 def flatten(study: str, task: str, method: str, n: int | None, row: Row) -> Iterator[Figure]:
     """Return the numbers of a row.
 
-    Bounds are a field NAME_ci, or part of the value: a median with quartiles, a mean with its standard error, or a
-    list of a value and its bounds.
+    Bounds are a field NAME_ci, or part of the value: a median with quartiles, or a list of a value and its bounds.
     """
     for name, value in row.items():
         found: Sequence[Any] = ()
@@ -70,8 +69,6 @@ def flatten(study: str, task: str, method: str, n: int | None, row: Row) -> Iter
             found = (value, *(row.get(f"{name}_ci") or ()))
         elif isinstance(value, Mapping) and "quartiles" in value:
             found = (value["median"], *value["quartiles"])
-        elif isinstance(value, Mapping) and "error" in value:
-            found = (value["mean"], value["mean"] - value["error"], value["mean"] + value["error"])
         elif isinstance(value, list) and not name.endswith("_ci") and len(value) == 3 and isinstance(value[0], float):
             found = value
         if found:
@@ -82,7 +79,7 @@ def _evaluation(study: str, found: Row) -> Iterator[Figure]:
     """Evaluated methods, and differences between them as "A minus B"."""
     for row in found["records"]:
         yield from flatten(study, row["task"], row["method"], row["n"], row)
-    for row in found.get("comparisons", found.get("differences", ())):
+    for row in found.get("comparisons", ()):
         name = f"{row['method']} minus {row['minus']}"
         yield from flatten(study, found["records"][0]["task"], name, row.get("n"), row)
 

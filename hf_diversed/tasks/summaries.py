@@ -1,32 +1,21 @@
 """Summaries, scored by ROUGE-2: CNN/DailyMail, XSum and SciTLDR (arXiv 2004.15011)."""
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 from hf_diversed.tasks.base import HubSource, Record, Task, lookup
 
 
-def rouge(completion: str, references: Sequence[str], names: Sequence[str] = ("rouge2",)) -> dict[str, float]:
-    """Return F measures in [0, 1] with stemming, as usual for summarization: the highest over the references.
-
-    Args:
-        names: "rouge1", "rouge2" or "rougeL".
-    """
-    found = [_scorer(tuple(names)).score(reference, completion) for reference in references]
-    return {name: float(max(scores[name].fmeasure for scores in found)) for name in names}
-
-
-def rouge2(completion: str, reference: str) -> float:
-    """Return ROUGE-2, see `rouge`."""
-    return rouge(completion, [reference])["rouge2"]
+def rouge2(completion: str, *references: str) -> float:
+    """Return ROUGE-2 with stemming, an F measure in [0, 1]: the highest over the references."""
+    return float(max(_scorer().score(reference, completion)["rouge2"].fmeasure for reference in references))
 
 
 @lru_cache
-def _scorer(names: tuple[str, ...]) -> Any:
+def _scorer() -> Any:
     from rouge_score.rouge_scorer import RougeScorer
 
-    return RougeScorer(list(names), use_stemmer=True)
+    return RougeScorer(["rouge2"], use_stemmer=True)
 
 
 class CnnDailyMail(Task):
@@ -107,7 +96,7 @@ class SciTldr(Task):
         return f" {summaries(record)[0].strip()}"
 
     def score(self, completion: str, record: Record) -> float:
-        return rouge(self.trim(completion), summaries(record))["rouge2"]
+        return rouge2(self.trim(completion), *summaries(record))
 
 
 def summaries(record: Record) -> list[str]:

