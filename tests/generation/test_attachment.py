@@ -1,6 +1,5 @@
 """Where an attachment is active: in the `with` block of its caller, in the same thread or task."""
 
-import asyncio
 import contextvars
 import copy
 import pickle
@@ -46,21 +45,6 @@ def in_a_thread(run, context=None):
     return results[0]
 
 
-def test_tasks_in_separate_blocks_keep_their_verifiers(pair, decode):
-    """Catches a thread-local attachment: the tasks of one event loop share a thread."""
-    target, draft = pair
-
-    async def work(verifier):
-        with hf_diversed.attach(target, draft, verifier=verifier):
-            await asyncio.sleep(0)
-            return decode()
-
-    async def both():
-        return await asyncio.gather(*map(work, SPECS))
-
-    assert tuple(asyncio.run(both())) == SPECS
-
-
 def test_a_block_is_active_in_its_context_only(pair, decode):
     """Catches a block that is active in other threads, and one that a thread cannot be started in."""
     target, draft = pair
@@ -79,18 +63,6 @@ def test_the_innermost_block_is_active_until_it_ends(pair, decode):
             raise ZeroDivisionError
         assert decode() == "static:0.0"
     assert decode() == "plain"
-
-
-def test_a_draft_model_decodes_without_its_attachment(pair):
-    """Catches an attachment that changes the draft tokens of upstream's assisted generation, and their q."""
-    target, draft = pair
-    call = {**ragged_batch(1), "max_new_tokens": 16, "do_sample": True, "top_k": 0, "assistant_model": draft}
-    torch.manual_seed(0)
-    expected = target.generate(**call)
-    torch.manual_seed(0)
-    with hf_diversed.attach(draft, draft, verifier="static:0.0"), hf_diversed.record_stats() as stats:
-        assert torch.equal(target.generate(**call), expected)
-    assert stats.num_rounds == 0
 
 
 def test_models_can_be_pickled_after_hidden_states_were_read(pair):

@@ -84,7 +84,7 @@ def test_end_to_end_distribution(gamma):
 def test_copies_before_a_draft_model_keep_the_distribution(pair):
     """Catches a copied token that is verified with q of the draft model."""
     target, draft = pair
-    ids, rows = prompts(1)["input_ids"], 5_000
+    ids, rows = prompts(1)["input_ids"], 2_000
     torch.manual_seed(0)
     out = target.generate(
         ids.expand(rows, -1), attention_mask=torch.ones(rows, ids.shape[1], dtype=torch.long),

@@ -35,8 +35,7 @@ def with_fault(model, value: float, first: int = 2):
 
 
 @pytest.mark.parametrize(
-    ("verifier", "value", "do_sample"),
-    [("lossless", math.nan, False), ("lossless", math.inf, True), ("block:static:0.5", math.nan, True)],
+    ("verifier", "value", "do_sample"), [("lossless", math.nan, False), ("block:static:0.5", math.inf, True)]
 )
 @pytest.mark.parametrize("culprit", ["target", "draft model"])
 def test_a_models_faults_are_named(pair, culprit, verifier, value, do_sample):
@@ -113,9 +112,8 @@ def faulty_head(value):
 @pytest.mark.parametrize(
     "verifier",
     [
-        faulty_head(math.nan),
-        faulty_head(math.inf),
         PhaseVerifier(*[faulty_head(math.nan)] * 2, begin=5, end=6),
+        faulty_head(math.inf),
         Emitting(lambda q: q * math.nan),
         Accepting(0.0, lambda p: p * math.nan),
     ],
@@ -130,12 +128,9 @@ def test_faults_of_a_verifier_are_named(pair, verifier, do_sample):
     ("verifier", "words"),
     [
         (Emitting(lambda q: 2 * q), "invalid probabilities"),
-        (Emitting(lambda q: torch.cat([1.5 * q[..., :1], -q[..., 1:]], -1)), "invalid probabilities"),
         (Emitting(lambda q: q[..., :-1]), r"must have shape \[\d, 5, 64\], got \[\d, 5, 63\]"),
-        (Accepting(-0.1), "invalid probabilities"),
         (Accepting(1.5), "invalid probabilities"),
         (Accepting(change=lambda p: -p), "invalid probabilities"),
-        (Accepting(change=lambda p: 0 * p), "invalid probabilities"),
         (BlockVerifier(Emitting(lambda q: 2 * q)), "invalid probabilities"),
     ],
 )

@@ -84,18 +84,6 @@ def test_a_callers_criterion_of_stop_strings_replaces_the_configured_one(pair, t
     assert len(criteria) == 1
 
 
-def test_rows_leave_the_batch_at_a_stop_string(pair, text, tokenizer, rows_left):
-    """Catches stopped rows that stay in the batch, and statistics of another row."""
-    noisy = pair[0], tiny.tiny_draft(pair[0], noise=0.35)
-    stops = {"stop_strings": [tokenizer.decode(text[row, 0:2]) for row in (0, 2)], "tokenizer": tokenizer}
-    out = relaxed(noisy, **stops, return_dict_in_generate=True)
-    assert torch.equal(out.sequences, plain(pair[0], **stops))
-    emitted = out.sequences[:, PROMPT:].ne(tiny.PAD).sum(dim=1).tolist()
-    assert emitted[0] == 2 < emitted[1]
-    assert rows_left
-    assert [row.num_emitted for row in out.stats.per_row] == emitted
-
-
 def test_a_criterion_is_made_once(monkeypatch, pair, tokenizer):
     """Catches criteria that are built at every call, which takes seconds, and those of other strings or tokens."""
     made, init = [], tf.StopStringCriteria.__init__

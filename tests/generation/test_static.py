@@ -1,33 +1,30 @@
-"""Calls with static shapes, compiled and not, against eager ones."""
+"""Calls with static shapes, compiled and not: the tokens of eager calls, and what is compiled anew between calls."""
 
 import copy
+import functools
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import fields
 
 import pytest
 import torch
+import torch.nn.functional as F
+from peft import LoraConfig, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
 
 import hf_diversed
 from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier
+from hf_diversed.generation.compiling import fingerprint, settings_of
 from hf_diversed.generation.confidence import ConfidenceRule
 from hf_diversed.generation.static import gamma_for
+from hf_diversed.verifiers import SpecCascadeVerifier
 from hf_diversed.verifiers.mixture import MixtureVerifier, Weights
-from tests.generation.modes import (
-    COMPILED,
-    STATIC,
-    TRACED,
-    assert_same,
-    decode,
-    interrupt,
-    run_untraced,
-    shallow,
-)
-from tests.tiny import (
-    ragged_batch,
-    tiny_draft,
-    tiny_head,
-    tiny_model,
-)
+from tests.evaluation.fakes import character_tokenizer
+from tests.generation.modes import COMPILED, STATIC, TRACED, assert_same, decode, interrupt, run_untraced, shallow
+from tests.tiny import ragged_batch, tiny_draft, tiny_head, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +39,15 @@ def nothing_compiled():
     hf_diversed.clear_compiled()
 
 
-def llama():
-    """Return a pair of two layers with a length of its own."""
-    pair = (target := tiny_model("llama")), tiny_draft(target)
-    for each in pair:
-        each.config.max_position_embeddings = 512
-    return pair
+ROW = ragged_batch(1)
+REPEATED = {name: values.repeat(1, 3) for name, values in ragged_batch(1, length=5).items()}
+# Without a draft model, only the forward of the target and verification are compiled.
+LOOKUP = {"batch": REPEATED, "verifier": "lossless", "max_new_tokens": 10, "num_assistant_tokens": None}
+LOOKUP |= {"prompt_lookup_num_tokens": 2, "eos_token_id": None, "pad_token_id": 0}
+SAMPLED = {"do_sample": True, "top_k": 0}
+
+
+# Tokens.
 
 
 def test_compiling_changes_no_token():
@@ -58,44 +58,27 @@ def test_compiling_changes_no_token():
 
 
 def test_inductor_changes_no_token(pair):
-    """Catches writes to the caches that generated code loses. The only test with inductor; without a draft model it
-    compiles two functions, the forward of the target and verification."""
-    call = {"prompt_lookup_num_tokens": 2, "num_assistant_tokens": None, "verifier": "lossless", "max_new_tokens": 40}
-    pair, engines = (pair[0], None), []
+    """Catches writes to the caches that generated code loses. The only test with inductor."""
+    engines = []
     for length in (4, 5):
         batch = {name: values.repeat(1, 3) for name, values in ragged_batch(2, length).items()}
-        out = assert_same(pair, COMPILED, batch=batch, **call)
+        out = assert_same((pair[0], None), COMPILED, **LOOKUP | {"batch": batch, "max_new_tokens": 40})
         engines.append((out.stats.engine, out.stats.compile.num_compiled, out.stats.compile.num_used))
     assert engines == [("compiled", 2, 2), ("compiled", 0, 2)]
 
 
-def test_many_calls_compile_once(pair, monkeypatch, caplog):
-    """Catches a function per prompt length, a silent fallback, and a compilation without a message."""
+def test_texts_at_the_edge_of_the_buffers(monkeypatch):
+    """Catches positions cropped at the edge, contents lost when buffers grow, and functions of the smaller buffers."""
     run_untraced(monkeypatch)
-    assert decode(pair, TRACED, batch=ragged_batch(1, length=5)).stats.compile.num_compiled == 4
-    assert "Compiled 4 functions for LlamaForCausalLM in" in caplog.text
-    functions, engines = 0, set()
-    for seed in range(12):
-        batch = ragged_batch(1, length=2 + 5 * seed, seed=seed)
-        out = decode(pair, TRACED, batch=batch, max_new_tokens=2 + seed % 4)
-        engines.add(out.stats.engine)
-        functions += out.stats.compile.num_compiled
-    assert (functions, engines) == (0, {"compiled"})
-    assert caplog.text.count("Compiled") == 1
-
-
-def test_a_text_that_outgrows_its_buffers(monkeypatch):
-    """Catches contents that are lost when buffers grow, and functions of the smaller buffers."""
-    run_untraced(monkeypatch)
-    out = assert_same(shallow(llama()), TRACED, batch=ragged_batch(2, length=249), max_new_tokens=12)
-    assert out.stats.compile.num_compiled == 7  # verification does not read the buffers
-
-
-def test_last_rounds_at_every_distance_from_the_edge_of_the_buffers():
-    """Catches positions cropped at the edge."""
-    pair = llama()
-    for new_tokens in range(3, 9):
-        assert_same(pair, STATIC, batch=ragged_batch(1, length=250), max_new_tokens=new_tokens)
+    pair = (target := tiny_model("llama")), tiny_draft(target)
+    for each in pair:
+        each.config.max_position_embeddings = 512
+    pair, counts = shallow(pair), []
+    for new_tokens in (3, 4, 5, 6, 7, 8, 14):
+        out = assert_same(pair, TRACED, batch=ragged_batch(1, length=250), max_new_tokens=new_tokens)
+        counts.append(out.stats.compile.num_compiled)
+    assert counts[0] == 4
+    assert sum(counts) == 7  # verification does not read the buffers
 
 
 def test_scores_and_records_are_the_same(pair, monkeypatch):
@@ -103,12 +86,12 @@ def test_scores_and_records_are_the_same(pair, monkeypatch):
     estimated instead of computed."""
     run_untraced(monkeypatch)
     by_token = tiny_head(features="distribution", token_features=True)
-    call = {"output_scores": True, "output_logits": True, "output_token_records": True, "do_sample": True, "top_k": 0}
+    call = {"output_scores": True, "output_logits": True, "output_token_records": True, **SAMPLED}
     for verifier in (StaticEnsembleVerifier(0.4), DiversedVerifier(by_token)):
         outs = []
         for mode in ({}, TRACED):
             torch.manual_seed(0)
-            outs.append(decode(pair, mode, verifier, **call, batch=ragged_batch(1), max_new_tokens=8))
+            outs.append(decode(pair, mode, verifier, **call, batch=ROW, max_new_tokens=8))
         expected, out = outs
         torch.testing.assert_close(out.scores, expected.scores, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(out.logits, expected.logits, atol=1e-4, rtol=1e-4)
@@ -117,15 +100,84 @@ def test_scores_and_records_are_the_same(pair, monkeypatch):
             torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4, equal_nan=True)
 
 
-def test_all_strictness_values_share_a_function(pair, monkeypatch):
-    """Catches one compiled function per value of a setting."""
+@pytest.mark.parametrize("rows", [1, 3])
+def test_one_seed_draws_the_same_text_over_static_shapes(pair, rows, monkeypatch):
+    """Catches random numbers drawn for draft tokens beyond the rows' length limit."""
+    call = {**SAMPLED, "eos_token_id": None, "pad_token_id": 0, "batch": ragged_batch(rows)}
     run_untraced(monkeypatch)
-    counts, head = [], tiny_head()
-    for strictness in (0.5, 0.3, [0.1, 0.2, 0.8, 0.9]):
-        verifier = DiversedVerifier(head, strictness=strictness)
-        out = assert_same(pair, TRACED, verifier=verifier, num_assistant_tokens=1, suppress_tokens=[5, 6, 7, 20])
-        counts.append(out.stats.compile.num_compiled)
-    assert counts == [3, 0, 0]
+    for seed in range(4):
+        texts = []
+        for mode in ({}, STATIC, *[TRACED] * (rows == 1)):  # in batches, compiled calls remove finished rows later
+            torch.manual_seed(seed)
+            texts.append(decode(pair, mode, **call, max_new_tokens=10 + seed).sequences)
+        assert all(torch.equal(text, texts[0]) for text in texts)
+
+
+def test_tokens_of_a_seed_do_not_depend_on_earlier_calls(pair, monkeypatch, rows_left):
+    """Catches noise of another shape after calls with fewer rows, compacting to a size that must first be compiled,
+    and a batch that is never compacted."""
+    run_untraced(monkeypatch)
+    batch = ragged_batch(4)
+    ends = decode(pair, {}, batch=batch, max_new_tokens=24).sequences[:3, 11].tolist()
+    call = {**SAMPLED, "batch": batch, "max_new_tokens": 24, "eos_token_id": ends, "temperature": 0.7}
+    rows_left.clear()
+
+    def sample():
+        torch.manual_seed(3)
+        return decode(pair, TRACED, **call).sequences
+
+    before = sample()
+    for rows in (1, 2):
+        decode(pair, TRACED, **call | {"batch": ragged_batch(rows)})
+    assert torch.equal(sample(), before)
+    assert rows_left == []
+    greedy = call | {"do_sample": False, "temperature": None, "top_k": None}
+    decode(pair, STATIC, **greedy)
+    assert rows_left == [1]
+    assert_same(pair, TRACED, **greedy)
+
+
+@pytest.mark.parametrize(("mode", "engine"), [({}, "eager"), (STATIC, "static"), (TRACED, "compiled")])
+def test_calls_after_an_interrupted_call(pair, mode, engine, monkeypatch):
+    """Catches state of an interrupted call that later calls use."""
+    run_untraced(monkeypatch)
+    expected = decode(pair, {}).sequences
+    for _ in range(2):
+        interrupt(pair, mode)
+        out = decode(pair, mode)
+        assert torch.equal(out.sequences, expected)
+        assert out.stats.engine == engine
+
+
+@pytest.mark.parametrize("mode", [{}, STATIC], ids=["eager", "static"])
+def test_threads_decode_at_the_same_time(pair, mode):
+    """Catches caches, buffers or settings of a call that calls of other threads change."""
+
+    def call(number: int) -> torch.Tensor:
+        verifier = ("lossless", "lenience:0.2", "static:0.3")[number % 3]
+        batch = ragged_batch(1 + number % 4, 6 + number, seed=number)
+        return decode(pair, mode, batch=batch, verifier=verifier, max_new_tokens=16).sequences
+
+    expected = list(map(call, range(6)))
+    with ThreadPoolExecutor(3) as threads:
+        for found, alone in zip(threads.map(call, range(6)), expected):
+            assert torch.equal(found, alone)
+
+
+def test_drafting_stops_at_the_length_limit(pair):
+    """Catches drafting far beyond a call's length limit."""
+    forwards = []
+    counter = pair[1].get_input_embeddings().register_forward_hook(lambda *call: forwards.append(1))
+    for gamma, new_tokens in ((1000, 6), (300, 40)):
+        call = {"num_assistant_tokens": gamma, "max_new_tokens": new_tokens, "batch": ROW}
+        rounds = assert_same(pair, STATIC, **call).stats.num_rounds
+        forwards.clear()
+        decode(pair, STATIC, **call)
+        assert len(forwards) <= 1 + rounds * gamma_for(new_tokens)
+    counter.remove()
+
+
+# What runs uncompiled.
 
 
 class NoRepeats(LosslessVerifier):
@@ -147,12 +199,11 @@ class Peeking(MixtureVerifier):
         return Weights(torch.ones(draft.tokens.shape) if target.top.max() > 0 else torch.zeros(draft.tokens.shape))
 
 
-REPEATED = {name: values.repeat(1, 3) for name, values in ragged_batch(1, length=4).items()}
 # Arguments of a call, the number of its compiled functions, and why not all are compiled.
 NOT_COMPILED = {
     "prefix processor": ({"repetition_penalty": 1.3}, 4, ""),
-    "lookup": ({"prompt_lookup_num_tokens": 2, "num_assistant_tokens": None, "batch": REPEATED}, 2, ""),
-    "reads the text": ({"verifier": NoRepeats(), "batch": ragged_batch(1)}, 3, "NoRepeats reads the text so far"),
+    "lookup": (LOOKUP, 2, ""),
+    "reads the text": ({"verifier": NoRepeats(), "batch": ROW}, 3, "NoRepeats reads the text so far"),
     "caller's verifier": ({"verifier": Peeking()}, 3, "Peeking may depend on more than its attributes"),
     "scores": ({"output_scores": True}, 3, "the call returns scores or records"),
 }
@@ -178,52 +229,11 @@ def test_a_model_that_cannot_be_traced_runs_uncompiled(pair, caplog):
     target.generation_config = pair[0].generation_config
     counts = []
     for _ in range(2):
-        stats = assert_same((target, pair[1]), TRACED).stats
+        stats = assert_same((target, None), TRACED, **LOOKUP).stats
         counts.append(stats.compile.num_compiled)
         assert stats.engine_reason.startswith("extend of LlamaForCausalLM is not compiled: ")
-    assert (counts, stats.compile.num_used) == ([3, 0], 3)
+    assert (counts, stats.compile.num_used) == ([1, 0], 1)
     assert caplog.text.count("extend of LlamaForCausalLM is not compiled") == 1
-
-
-@pytest.mark.parametrize(("mode", "engine"), [({}, "eager"), (STATIC, "static"), (TRACED, "compiled")])
-def test_calls_after_an_interrupted_call(pair, mode, engine, monkeypatch):
-    """Catches state of an interrupted call that later calls use."""
-    run_untraced(monkeypatch)
-    expected = decode(pair, {}).sequences
-    for _ in range(2):
-        interrupt(pair, mode)
-        out = decode(pair, mode)
-        assert torch.equal(out.sequences, expected)
-        assert out.stats.engine == engine
-
-
-@pytest.mark.parametrize("mode", [{}, STATIC], ids=["eager", "static"])
-def test_threads_decode_at_the_same_time(pair, mode):
-    """Catches caches, buffers or settings of a call that calls of other threads change."""
-
-    def call(number: int) -> torch.Tensor:
-        verifier = ("lossless", "lenience:0.2", "static:0.3")[number % 3]
-        batch = ragged_batch(1 + number % 4, 6 + number, seed=number)
-        return decode(pair, mode, batch=batch, verifier=verifier, do_sample=False, max_new_tokens=24).sequences
-
-    expected = list(map(call, range(8)))
-    with ThreadPoolExecutor(4) as threads:
-        for found, alone in zip(threads.map(call, range(8)), expected):
-            assert torch.equal(found, alone)
-
-
-def test_only_uncompiled_batches_are_compacted(pair, monkeypatch, rows_left):
-    """Catches compacting to a size that must first be compiled, and a batch that is never compacted."""
-    run_untraced(monkeypatch)
-    batch = ragged_batch(4)
-    ends = decode(pair, {}, batch=batch, max_new_tokens=24).sequences[:3, 11].tolist()
-    call = {"batch": batch, "eos_token_id": ends, "max_new_tokens": 24}
-    rows_left.clear()
-    decode(pair, TRACED, **call)
-    assert rows_left == []
-    decode(pair, STATIC, **call)
-    assert rows_left == [1]
-    assert_same(pair, TRACED, **call)
 
 
 def test_what_static_shapes_cannot_serve_is_reported(pair, caplog, monkeypatch):
@@ -246,40 +256,226 @@ def test_what_static_shapes_cannot_serve_is_reported(pair, caplog, monkeypatch):
     assert caplog.text.count("has a forward that was replaced") == 2
 
 
-def test_draft_lengths_beyond_the_room(pair, monkeypatch):
-    """Catches drafting far beyond a call's length limit, and a compilation for each remaining length."""
-    forwards = []
-    counter = pair[1].get_input_embeddings().register_forward_hook(lambda *call: forwards.append(1))
-    for gamma, new_tokens in ((1000, 6), (300, 40)):
-        call = {"num_assistant_tokens": gamma, "max_new_tokens": new_tokens, "batch": ragged_batch(1)}
-        rounds = assert_same(pair, STATIC, **call).stats.num_rounds
-        forwards.clear()
-        decode(pair, STATIC, **call)
-        assert len(forwards) <= 1 + rounds * gamma_for(new_tokens)
-    counter.remove()
-    run_untraced(monkeypatch)
-    call = {"num_assistant_tokens": 16, "batch": ragged_batch(1)}
-    counts = [
-        decode(pair, TRACED, **call, max_new_tokens=count).stats.compile.num_compiled for count in (5, 7, 17, 30)
-    ]
-    assert counts == [3, 0, 2, 0]
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-def test_one_seed_draws_the_same_text_over_static_shapes(pair, rows, monkeypatch):
-    """Catches random numbers drawn for draft tokens beyond the rows' length limit."""
-    call = {"do_sample": True, "top_k": 0, "eos_token_id": None, "pad_token_id": 0, "batch": ragged_batch(rows)}
-    run_untraced(monkeypatch)
-    for seed in range(6):
-        texts = []
-        for mode in ({}, STATIC, *[TRACED] * (rows == 1)):  # in batches, compiled calls remove finished rows later
-            torch.manual_seed(seed)
-            texts.append(decode(pair, mode, **call, max_new_tokens=10 + seed % 5).sequences)
-        assert all(torch.equal(text, texts[0]) for text in texts)
-
-
 def test_a_cpu_compiles_only_on_request(pair, caplog):
     """Catches a first call that compiles without a request, and static shapes reported as compiled."""
     out = decode(pair, {"cache_implementation": "static"})
     assert out.stats.engine == "static"
     assert "is not compiled on cpu unless compile_config= is given" in caplog.text
+
+
+def test_hooks_run_eagerly(monkeypatch):
+    """Catches hooks that compiled code does not run, or runs after their removal: the user's, and those with which
+    PEFT passes on `adapter_names`."""
+    run_untraced(monkeypatch)
+    target = adapted_model()
+    without = decode((target, None), TRACED, **LOOKUP)
+    assert without.stats.engine == "compiled"
+
+    def check(reason: str, **call) -> None:
+        expected, out = (decode((target, None), mode, **LOOKUP, **call) for mode in ({}, TRACED))
+        assert (out.stats.engine, out.stats.engine_reason) == ("eager", reason)
+        assert torch.equal(out.sequences, expected.sequences)
+        assert not torch.equal(out.sequences, without.sequences)
+
+    reason = "the target has hooks of PEFT for arguments of this call (adapter_names)"
+    check(reason, adapter_names=["two"])
+    norm = target.get_base_model().model.norm
+    handle = norm.register_forward_hook(lambda module, inputs, output: output.roll(1, -1))
+    check("the target has forward hooks of the user")
+    handle.remove()
+    again = decode((target, None), TRACED, **LOOKUP)
+    assert again.stats.compile == hf_diversed.outputs.CompileStats(num_used=2)
+    assert torch.equal(again.sequences, without.sequences)
+
+
+# What later calls compile.
+
+
+def adapted_model():
+    """Return a model of one layer with two adapters, and full dropout in training mode, which is deterministic."""
+    (base,) = shallow((tiny_model("llama"),))
+    base.config.attention_dropout = base.model.layers[0].self_attn.attention_dropout = 1.0
+    lora = LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False, r=4, lora_alpha=64)
+    target = get_peft_model(base, lora, adapter_name="one")
+    target.add_adapter("two", lora)
+    return target.eval()
+
+
+def disable_adapters(model):
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            module.enable_adapters(False)
+
+
+def replace_parameter(model):
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().roll(3, 0))
+
+
+def change_in_place(model):
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.lm_head.weight.roll(5, 0))
+
+
+def tie(model):
+    model.lm_head.weight = model.get_input_embeddings().weight
+
+
+def replace_submodule(model):
+    model.model.norm = copy.deepcopy(model.model.norm)
+
+
+def change_constant(model):
+    model.model.layers[0].self_attn.scaling *= -8
+
+
+# Changes of a model between calls, and whether the next call compiles its forward anew.
+CHANGES = {
+    "nothing": (lambda model: None, False),
+    "parameter changed in place": (change_in_place, False),
+    "tied": (tie, True),
+    "submodule replaced": (replace_submodule, True),
+    "constant of a module": (change_constant, True),
+    "adapter switched": (lambda model: model.set_adapter("two"), True),
+    "adapters disabled": (disable_adapters, True),
+    "training mode": (lambda model: model.train(), True),
+}
+
+
+def test_compiled_functions_follow_changes_of_the_model(monkeypatch):
+    """Catches a change that compiled code does not follow, and functions that are never used again."""
+    run_untraced(monkeypatch)
+    target = adapted_model()
+    assert decode((target, None), TRACED, **LOOKUP).stats.compile.num_compiled == 2
+    for name, (change, is_compiled) in CHANGES.items():
+        change(target.get_base_model() if "adapter" not in name else target)
+        assert decode((target, None), TRACED, **LOOKUP).stats.compile.num_compiled == is_compiled, name
+
+
+def test_compiled_functions_read_the_tensors_of_the_call(pair):
+    """Catches compiled code that keeps a parameter, in the mode in which users often call `generate`."""
+    target, texts = copy.deepcopy(pair[0]), []
+    with torch.inference_mode():
+        for change in (change_in_place, replace_parameter, None):
+            expected, out = (decode((target, None), mode, **LOOKUP) for mode in ({}, TRACED))
+            assert (out.stats.engine, out.stats.engine_reason) == ("compiled", "")
+            assert torch.equal(out.sequences, expected.sequences)
+            texts.append(out.sequences.tolist())
+            if change is not None:
+                change(target)
+    assert texts[0] != texts[1] != texts[2]
+
+
+@contextmanager
+def default_dtype():
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextmanager
+def threads():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "get_num_threads", lambda: 7)
+        yield
+
+
+@pytest.mark.parametrize("state", [default_dtype, threads, torch.inference_mode, lambda: torch.autocast("cpu")])
+def test_global_settings_compile_anew(pair, state, monkeypatch):
+    """Catches generated code that keeps a setting or a mode of its first call."""
+    run_untraced(monkeypatch)
+
+    def num_compiled() -> int:
+        return decode((pair[0], None), TRACED, **LOOKUP).stats.compile.num_compiled
+
+    assert num_compiled() == 2
+    with state():
+        assert [num_compiled(), num_compiled()] == [2, 0]
+    assert num_compiled() == 0
+
+
+HEAD = tiny_head()
+CASCADE = {"verifier": SpecCascadeVerifier("token_v3", 0.5), **SAMPLED}
+# Calls, and the number of functions that each compiles after those before it.
+CALLS = {
+    "settings of verifiers": (
+        [
+            {"verifier": verifier}
+            for verifier in (
+                *(StaticEnsembleVerifier(0.9), StaticEnsembleVerifier(0.1), StaticEnsembleVerifier(0.1)),
+                *(DiversedVerifier(HEAD, max_bias=0.1), DiversedVerifier(HEAD, max_bias=0.1, max_ratio=2.0)),
+                *(DiversedVerifier(tiny_head(seed=5), max_bias=0.1), "lenience:0.1", "lenience:0.2"),
+            )
+        ],
+        [4, 1, 0, 4, 1, 1, 1, 1],
+    ),
+    "values per row": (
+        [{"verifier": DiversedVerifier(HEAD, strictness=value)} for value in (0.5, 0.3, [0.1, 0.2, 0.8, 0.9])],
+        [4, 0, 0],
+    ),
+    "temperatures": ([{**SAMPLED, "temperature": heat} for heat in (1.0, 0.5, 2.0, 0.5)], [4, 2, 2, 0]),
+    "raw logits that are the scores": ([CASCADE | {"temperature": heat} for heat in (1.0, 0.5, 2.0)], [4, 3, 2]),
+    "draft lengths": (
+        [{"num_assistant_tokens": 16, "max_new_tokens": count, "batch": ROW} for count in (5, 7, 17, 30)],
+        [3, 0, 2, 0],
+    ),
+    "lengths": (
+        [{"batch": ragged_batch(1, length=2 + 5 * n, seed=n), "max_new_tokens": 14 - 3 * n} for n in range(4)],
+        [4, 0, 0, 0],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_compile_what_they_lack(pair, name, monkeypatch, caplog):
+    """Catches compiled code that keeps a setting of an earlier call, which is a constant in it, a function per value
+    or length, and a compilation without a message."""
+    run_untraced(monkeypatch)
+    calls, expected = CALLS[name]
+    stats = [decode(pair, TRACED, **call).stats for call in calls]
+    assert [each.compile.num_compiled for each in stats] == expected
+    assert {each.engine for each in stats} == {"compiled"}
+    assert f"Compiled {expected[0]} functions for LlamaForCausalLM in" in caplog.text
+    assert caplog.text.count("Compiled") == sum(count > 0 for count in expected)
+
+
+def test_a_changed_generation_config_compiles_nothing(pair, monkeypatch):
+    """Catches functions that belong to a temporary copy of the model, which calls with stop strings use."""
+    run_untraced(monkeypatch)
+    target, draft = copy.deepcopy(pair[0]), pair[1]
+    decode((target, draft), TRACED)
+    target.generation_config.stop_strings = ["never"]
+    out = decode((target, draft), TRACED, tokenizer=character_tokenizer())
+    assert (out.stats.engine, out.stats.compile.num_compiled) == ("compiled", 0)
+
+
+def test_compiled_functions_are_freed_with_their_model(monkeypatch):
+    """Catches a cache that keeps models alive."""
+    run_untraced(monkeypatch)
+    target = adapted_model()
+    assert decode((target, None), TRACED, **LOOKUP).stats.compile.num_compiled == 2
+    model = weakref.ref(target)
+    del target
+    gc.collect()
+    assert model() is None
+
+
+def test_keys():
+    """Catches values that are equal but compile differently, and keys that differ between equal models."""
+    model = tiny_model("llama")
+    assert fingerprint(model) == fingerprint(model)
+    assert hash(fingerprint(model)) == hash(fingerprint(model))
+    assert fingerprint(model) != fingerprint(copy.deepcopy(model))
+    one, true = StaticEnsembleVerifier(1.0), StaticEnsembleVerifier(1.0)
+    assert settings_of(one) == settings_of(true)
+    true.weight = True
+    assert settings_of(one) != settings_of(true)
+    module, keys = nn.Linear(1, 1), []
+    partial = functools.partial(F.gelu, approximate="tanh")
+    for act in (F.gelu, torch.tanh, F.silu, partial, module.extra_repr):
+        module.act = act
+        keys.append(fingerprint(module))
+    module.act = functools.partial(F.gelu, approximate="tanh")
+    assert len(set(keys)) == 5
+    assert fingerprint(module) == keys[3]

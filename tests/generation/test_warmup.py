@@ -65,12 +65,9 @@ def test_batches_and_greedy_calls_are_compiled_for_themselves(pair):
     ("changes", "words"),
     [
         ({"verifier": None}, "needs verifier= or diversed_head="),
-        ({"batch_sizes": ()}, "batch_sizes must be integers >= 1"),
         ({"batch_sizes": (0,)}, "batch_sizes must be integers >= 1"),
-        ({"max_length": 2}, r"max_length must lie in \[3, 1024\]"),
         ({"max_length": 1025}, r"max_length must lie in \[3, 1024\]"),
         ({"num_assistant_tokens": 0}, "num_assistant_tokens must be an integer >= 1"),
-        ({"num_assistant_tokens": "5"}, "num_assistant_tokens must be an integer >= 1"),
         ({"compile_config": None}, "nothing would be compiled on cpu"),
     ],
 )

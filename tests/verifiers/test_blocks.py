@@ -161,27 +161,6 @@ def test_positions_of_other_verifiers_divide_blocks():
         torch.testing.assert_close(parted[:, ::2], alone[:, ::2], rtol=0.0, atol=ROUNDING)
 
 
-class Demanding(BlockVerifier):
-    """Declares more requirements than its parts."""
-
-    needs_raw_logits = True
-    needs_draft_confidence = True
-    needs_hidden_states = True
-    allows_early_stop = False
-    num_assistant_tokens = 3
-
-    __call__ = BlockVerifier.__call__  # an override may read input_ids
-
-
-def test_a_subclass_keeps_what_it_declares():
-    """Catches requirements of a subclass that those of its parts overwrite."""
-    names = ("needs_input_ids", "needs_check", "needs_raw_logits", "needs_draft_confidence")
-    names += ("needs_hidden_states", "num_assistant_tokens", "allows_early_stop")
-    for verifier in (Demanding(), BlockVerifier(Demanding())):
-        assert [getattr(verifier, name) for name in names] == [*[True] * 5, 3, False]
-    assert [getattr(BlockVerifier(), name) for name in names] == [*[False] * 5, None, True]
-
-
 class ScanningPhase(CompositeVerifier):
     """Computes the phases from the ids alone, one position after the other."""
 
@@ -235,11 +214,9 @@ def test_composites_need_what_their_parts_need():
     [
         (lambda: BlockVerifier(LenientVerifier(0.5)), ValueError, "with an emitted distribution, got LenientVerifier"),
         (lambda: BlockVerifier("lossless"), TypeError, "takes verifiers, got str"),
-        (lambda: PhaseVerifier("static", begin=1, end=2), TypeError, "takes verifiers, got str"),
         (lambda: PhaseVerifier(LosslessVerifier(), begin=1, end=1), ValueError, "different tokens, got 1 for both"),
         (lambda: PhaseVerifier(LosslessVerifier(), begin=-1, end=1), ValueError, "`begin` must be a token id, got -1"),
         (lambda: FLyVerifier(window_size=0), ValueError, "`window_size` must be an integer >= 1, got 0"),
-        (lambda: StaticEnsembleVerifier(0.5, max_bias=-1), ValueError, r"`max_bias` must lie in \[0, 1\]"),
     ],
 )
 def test_refuses_invalid_verifiers(make, error, message: str):
