@@ -253,8 +253,6 @@ def refusal(source, match, **call):
         refusal("gemma4", "needs probabilities of a draft model", verifier="contrastive"),
         refusal("own_from_states", "prefill_chunk_size is not supported", prefill_chunk_size=4),
         refusal("dflash", "needs a DFlash draft model .* got NoneType", assistant_model=None),
-        refusal("dflash", 'speculation_type must be "dflash"', speculation_type="eagle"),
-        refusal("mtp:glm4_moe", "prompts of at least 3 tokens.* got 2", inputs=prompt()[:, :2]),
         refusal("mtp:mellum", "logits before any processor", verifier="spec_cascade:token_v3:0.3", **SAMPLED),
     ],
 )

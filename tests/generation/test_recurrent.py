@@ -160,8 +160,9 @@ def test_finished_rows_that_stay_in_the_batch(monkeypatch):
     assert torch.equal(out.sequences, plain(target, **inputs, **ends))
 
 
-def test_sampled_text_is_that_of_full_forwards():
+def test_sampled_text_is_that_of_full_forwards(monkeypatch):
     """Catches distributions from states with other tokens, which greedy text may hide, also for several sequences."""
+    monkeypatch.setattr(RaggedModel, "is_worth_compacting", lambda model, running, rows: False)
     target, verifier, inputs, recorder = hybrid("qwen3_5_text"), StaticEnsembleVerifier(0.4), batch(2), Recorder()
     draft = tiny_draft(target, noise=0.15)
     torch.manual_seed(0)
