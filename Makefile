@@ -73,9 +73,10 @@ bench: $(VENV)/.base
 		--methods target,compiled:target,upstream:0.7,static:0.7,compiled:static:0.7
 
 # On a GPU: the CUDA tests, then rounds of Llama 3.1 8B with 3.2 1B and of Qwen3 8B with 0.6B, with random bfloat16 weights
-# and a given acceptance rate, most important first. Stops after 9 minutes; run it again to continue. Requires torch with
+# and a given acceptance rate, most important first. The rounds stop after 9 minutes; run it again to continue. Requires torch with
 # CUDA in .venv and 24 GB of GPU memory. This target has not run on a GPU yet.
 gpu: $(VENV)/.dev
+	HF_DIVERSED_DEVICE=cuda $(BIN)/python -m pytest -rs tests/generation/test_cuda.py tests/generation/test_transfers.py
 	timeout 540 $(BIN)/python -m benchmarks.gpu || test $$? -eq 124
 
 # A small sample of a study, Qwen2.5-Coder 1.5B with 0.5B on HumanEval: acceptance and quality (benchmarks/pair.py). An
@@ -88,8 +89,8 @@ real: $(VENV)/.dev
 test-wheel: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/benchmarks/test_packaged.py -m wheel -k "$(WHEEL)" -rs
 
-# Tests the Space and the documentation in the system's Chromium (apt-get install chromium).
-test-browser: $(VENV)/.docs $(VENV)/.space
+# Tests the Space in the system's Chromium (apt-get install chromium).
+test-browser: $(VENV)/.dev $(VENV)/.space
 	$(BIN)/python -m pytest tests/browser
 
 # vLLM's kernels and server with the plugin, on a CPU, in a separate environment (3 GB). VLLM_PROBLEMS=300 uses more prompts

@@ -1,4 +1,4 @@
-"""Run the CUDA tests on a GPU, then the benchmarks, most important first.
+"""Time rounds of two pairs with random weights on a GPU, most important first.
 
 make gpu
 
@@ -8,21 +8,13 @@ stopped at any time and repeated. `--dry-run` runs the same steps on the CPU wit
 
 import argparse
 import gc
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import torch
 
 from benchmarks import speed
-from hf_diversed.files import write_json
-from hf_diversed.provenance import provenance
 
 
-LIMIT = 500.0  # seconds; below the timeout of `make gpu`
-TESTS = ["tests/generation/test_cuda.py", "tests/generation/test_transfers.py"]
 PAIRS = {
     "llama": ["--target-config", "llama-3.1-8b", "--draft-config", "llama-3.2-1b"],
     "qwen": ["--target-config", "qwen3-8b", "--draft-config", "qwen3-0.6b"],
@@ -42,52 +34,16 @@ CUDA = ["--device", "cuda", "--dtype", "bfloat16", "--max-new-tokens", "128", "-
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("results/gpu"), help="folder of the JSON files")
-    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds after which no step starts")
-    parser.add_argument("--steps", help=f"some of tests, {', '.join(STEPS)}; all by default")
+    parser.add_argument("--steps", default=",".join(STEPS), help="steps to run; all by default")
     parser.add_argument("--dry-run", type=Path, help="config.json of a small model to use instead, on the CPU")
     options = parser.parse_args(argv)
-    if options.dry_run is None and not torch.cuda.is_available():
-        parser.error("no CUDA device was found; --dry-run CONFIG tries the steps on a CPU.")
-    options.output.mkdir(parents=True, exist_ok=True)
-    began = time.perf_counter()
-    for name in ["tests", *STEPS] if options.steps is None else options.steps.split(","):
+    for name in options.steps.split(","):
         path = options.output / f"{name}.json"
-        if path.exists():
-            continue
-        left = options.limit - (time.perf_counter() - began)
-        if left <= 0:
-            print(f"{name} and later steps have not run: run the command again.")
-            break
-        print(name, flush=True)
-        if name == "tests":
-            write_json(path, run_tests(left, options.dry_run is not None))
-            continue
-        speed.main([*arguments(name, options.dry_run), "--output", str(path)])
-        gc.collect()
-        torch.cuda.empty_cache()
-
-
-def run_tests(limit: float, dry_run: bool) -> dict:
-    """Run the CUDA tests in a separate process and return the end of its output.
-
-    Raises:
-        SystemExit: if the tests fail or exceed the limit; their output is printed.
-    """
-    environment = {**os.environ, "HF_DIVERSED_DEVICE": "cpu" if dry_run else "cuda"}
-    command = [sys.executable, "-m", "pytest", "-rs", *(TESTS[:1] if dry_run else TESTS)]
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit)
-    except subprocess.TimeoutExpired as error:
-        print((error.stdout or b"").decode(errors="replace"))
-        raise SystemExit(
-            f"The CUDA tests exceeded {limit:.0f} s; run the command again, or name other steps with --steps."
-        ) from error
-    if done.returncode != 0:
-        print(done.stdout, done.stderr, sep="\n")
-        raise SystemExit(
-            f"The CUDA tests failed with exit code {done.returncode}; fix them and run the command again."
-        )
-    return {"output": done.stdout[-4000:], "provenance": provenance(0)}
+        if not path.exists():
+            print(name, flush=True)
+            speed.main([*arguments(name, options.dry_run), "--output", str(path)])
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 def arguments(name: str, dry_run: Path | None) -> list[str]:

@@ -38,7 +38,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import NormalDist, median
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from benchmarks import packaged
-from benchmarks.cpu_layers import grouped_queries, pack_linear_layers
+from benchmarks.cpu_layers import pack_linear_layers
 from hf_diversed.evaluation import Bootstrap, EvaluationSettings, Results, evaluate, read_results, summarize
 from hf_diversed.evaluation.decoder import Method, MethodLike
 from hf_diversed.evaluation.statistics import MethodTable
@@ -111,7 +111,7 @@ def measure_parts(pair: Pair, arguments: argparse.Namespace) -> None:
     for part in range(arguments.parts):
         for task in arguments.data:
             if part_records(task, part, arguments):
-                with grouped_queries(), shared_prefill(), no_prompt_lookup():
+                with shared_prefill(), no_prompt_lookup():
                     measure(pair, task, part, methods, arguments)
                 write_report(task, arguments)
 
@@ -126,7 +126,9 @@ def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
             methods = [PLAIN, *upstream, *named[1:]] if size == 1 else named  # they support one row only
             folder = part_folder(name, 0, arguments).with_name(f"seconds-{arguments.gamma}-{size}")
             results = measure(pair, name, 0, methods, arguments, folder, batch_size=size)
-            timings.append({"batch_size": size, "methods": {each: turns(results, each) for each in results.labels()}})
+            timings.append(
+                {"batch_size": size, "methods": {each: {"turns": turns(results, each)} for each in results.labels()}}
+            )
         settings = {key: getattr(arguments, key) for key in ("temperature", "top_k", "top_p")}
         settings |= {"num_assistant_tokens": arguments.gamma, "max_new_tokens": results.header["max_new_tokens"]}
         record = {"task": name, "num_prompts": results.header["n"]} | settings | {"seconds": timings}
@@ -134,15 +136,15 @@ def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
         write_json(arguments.output / f"qwen-coder-speed-{name}{suffix(arguments)}.json", report)
 
 
-def turns(results: Results, method: str) -> dict[str, Any]:
-    """Return the seconds and the tokens of each batch, by sample, and the median over the samples of their ratio."""
+def turns(results: Results, method: str) -> list[dict[str, list[float]]]:
+    """Return the seconds and the tokens of each batch, by sample."""
     calls = sorted((sample, batch) for label, batch, sample in results.entries if label == method)
     found = []
     for _, group in itertools.groupby(calls, key=lambda call: call[0]):
         entries = [results.entries[method, batch, sample] for sample, batch in group]
         tokens = [sum(entry["rows"]["tokens"]) for entry in entries]
         found.append({"seconds": [entry["seconds"] for entry in entries], "tokens": tokens})
-    return {"tokens_per_second": median(sum(turn["tokens"]) / sum(turn["seconds"]) for turn in found), "turns": found}
+    return found
 
 
 # Figures that are not comparable between methods that share a prefill.

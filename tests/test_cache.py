@@ -44,24 +44,6 @@ def test_block_lands_in_each_rows_columns_and_nowhere_else():
         assert torch.equal(got, expected[:, :, :11])  # up to the longest row
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(start=st.integers(0, 9), length=st.integers(1, 5), seed=st.integers(0, 99))
-def test_slice_and_scatter_paths_agree(start, length, seed):
-    """Catches a fast path for equal rows that writes elsewhere than the general one."""
-    results = []
-    for scatter in (False, True):
-        cache = make()
-        put(cache, [0, 0], block(2, 9, seed))
-        columns = cache.open(torch.tensor([start, start]), start, start, length)
-        assert cache.window.columns is None
-        if scatter:
-            cache.window.columns = columns
-        results.append(cache.update(*block(2, length, seed + 1), 0))
-    for sliced, scattered in zip(*results):
-        assert torch.equal(sliced, scattered)
-        assert sliced.shape[2] == start + length
-
-
 def test_growth_by_doubling_keeps_content():
     """Catches lost keys after growth, uninitialised memory, copies at every step, or growth past the limit."""
     cache, limit = make(limit=1100), 1100

@@ -118,18 +118,6 @@ def test_layer_types_known_to_transformers():
     assert not hasattr(config, "layer_types")  # otherwise `mask_windows` would return a dict for every Llama
 
 
-def test_models_that_older_releases_decode_wrongly():
-    """Breaks the rejection of models whose masks were fixed in 5.19: tokens silently differ from plain `generate`."""
-    sizes = {"hidden_size": 16, "input_embedding_size": 16, "intermediate_size": 16}
-    layers = {"num_hidden_layers": 1, "num_attention_heads": 2}
-    model = tf.RemBertForCausalLM(tf.RemBertConfig(vocab_size=64, is_decoder=True, **sizes, **layers))
-    if not versions.is_before("5.19"):
-        refuse_model(model)
-        return
-    with pytest.raises(ValueError, match=r"RemBertForCausalLM computes wrong masks .* before 5\.19"):
-        refuse_model(model)
-
-
 @pytest.mark.parametrize("tokens", [3, pytest.param(0, marks=versions.since("5.17", "marks no cache"))])
 def test_user_caches_are_told_from_those_of_generate(llama, tokens):
     """Breaks the rejection of `past_key_values`: `generate` creates an empty cache, and marks the caller's."""
@@ -153,12 +141,6 @@ def test_pad_id(llama, pad, eos, expected, monkeypatch):
 def test_entries_of_a_generation_config(llama, tmp_path):
     """Breaks "was it set": a default that `generate` or the constructor fills in looks like a user's choice, or an
     entry of ours is not kept and saved for clients that can only send JSON."""
-    config = tf.GenerationConfig()
-    names = ["stop_strings", "token_healing", "cache_implementation", "num_beams", "use_cache"]
-    names += ["assistant_ensemble_weight", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp"]
-    names += ["speculation_type", "penalty_alpha", "dola_layers", "force_words_ids", "constraints"]
-    assert all(name in vars(config) for name in names)
-    assert not any(vars(config)[name] for name in names)
     config = prepared(llama)["config"]
     assert config.num_assistant_tokens == 20
     assert support.explicit_entry(config, "num_assistant_tokens") is None

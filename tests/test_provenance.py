@@ -1,6 +1,5 @@
 """The provenance stored with every result, and what must not be published."""
 
-import json
 import subprocess
 from pathlib import Path
 
@@ -56,18 +55,6 @@ def test_an_installed_package_has_no_commit(tmp_path, monkeypatch):
 def test_paths_and_tokens_are_not_published(given, expected):
     """Catches a user's folder or token that is pushed to the Hub, and changed ids, addresses, settings and numbers."""
     assert publishable(given) == expected
-
-
-def test_committed_records_are_publishable():
-    """Catches a pattern that would remove or shorten entries of our own records."""
-    files = [
-        *(ROOT / "results").glob("*.json"),
-        *(ROOT / "hf_diversed" / "zoo" / "weights").glob("**/provenance.json"),
-    ]
-    assert len(files) > 3
-    for path in files:
-        text = path.read_text()
-        assert json.dumps(publishable(json.loads(text))) == json.dumps(json.loads(text)), path
 
 
 def test_device_is_that_of_the_models():

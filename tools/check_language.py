@@ -1,6 +1,7 @@
 """Report unclear phrases: `python -m tools.check_language`. The list is short and does not replace a review."""
 
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,27 +19,8 @@ PHRASES = {
     r"(?-i:(?:is|are) none)": "there is no",
     r"what is more|in short": "nothing",
 }
-PATHS = (
-    "ARCHITECTURE.md",
-    "CHANGELOG.md",
-    "CODE_OF_CONDUCT.md",
-    "CONTRIBUTING.md",
-    "README.md",
-    "SECURITY.md",
-    "benchmarks",
-    "docs",
-    "embedded",
-    "examples",
-    "hf_diversed",
-    "tests",
-    "tools",
-)
-# Files below `PATHS` that are not checked, because the phrases are part of their data.
-EXCEPT = (
-    "embedded/corpus/summary.py",
-    "tools/check_language.py",
-)
-_SUFFIXES = {".ipynb", ".md", ".py"}
+EXCEPT = ("embedded/corpus/summary.py", "tools/check_language.py")  # the phrases are part of their data
+PATTERNS = ("*.ipynb", "*.md", "*.py")
 _PHRASE = re.compile("|".join(rf"(?P<p{number}>\b(?:{phrase})\b)" for number, phrase in enumerate(PHRASES)), re.I)
 
 
@@ -51,14 +33,9 @@ def problems(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def files() -> list[Path]:
-    """Return the files to check."""
-    paths = {
-        path
-        for name in PATHS
-        for path in ([ROOT / name] if (ROOT / name).is_file() else (ROOT / name).rglob("*"))
-        if path.suffix in _SUFFIXES
-    }
-    return sorted(paths - {ROOT / name for name in EXCEPT})
+    """Return the tracked files to check."""
+    names = subprocess.run(["git", "ls-files", *PATTERNS], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [ROOT / name for name in names.splitlines() if name not in EXCEPT]
 
 
 def main() -> int:

@@ -84,15 +84,9 @@ def _evaluation(study: str, found: Row) -> Iterator[Figure]:
         yield from flatten(study, found["records"][0]["task"], name, row.get("n"), row)
 
 
-def _rows(name: str, part: str = "") -> Callable[[str, Row], Iterator[Figure]]:
-    """Return a reader of a list of rows whose method is in the given field."""
-
-    def read(study: str, found: Row) -> Iterator[Figure]:
-        found = found[part] if part else found
-        for row in found["records"]:
-            yield from flatten(study, "", row[name], row.get("n", found.get("n")), row)
-
-    return read
+def _serving(study: str, found: Row) -> Iterator[Figure]:
+    for row in found["acceptance"]["records"]:
+        yield from flatten(study, "", row["verifier"], found["acceptance"]["n"], row)
 
 
 def _speed(study: str, found: Row) -> Iterator[Figure]:
@@ -165,5 +159,5 @@ _READERS: dict[str, Callable[[str, Row], Iterator[Figure]]] = {
     **{f"qwen-coder-speed-batch8-{suffix}": _speed for suffix in ("t0", "t0.7-k20-p0.8")},
     "draft-lengths-counted": _counted,
     "compiled": _compiled,
-    "serving-acceptance": _rows("verifier", part="acceptance"),
+    "serving-acceptance": _serving,
 }

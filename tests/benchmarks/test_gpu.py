@@ -3,44 +3,26 @@
 import json
 
 import pytest
-import torch
 
 from benchmarks import gpu
 from tests import tiny
 
 
-@pytest.fixture
-def config(tmp_path):
+def test_dry_run_writes_a_file_per_step_and_continues(tmp_path, monkeypatch):
+    """Catches steps with rejected arguments, figures that are written at the end only, and repeated steps."""
     config = tiny.tiny_model("llama").config
     config.num_hidden_layers = 1
     config.save_pretrained(tmp_path)
-    return tmp_path / "config.json"
-
-
-def test_dry_run_writes_a_file_per_step_and_continues(config, tmp_path, monkeypatch, capsys):
-    """Catches steps with rejected arguments, figures that are written at the end only, and repeated steps."""
-    monkeypatch.setattr(gpu, "run_tests", lambda limit, dry_run: {"output": ""})
-    steps = ["tests", "llama-0.7-batch-1-eager", "qwen-0.85-batch-8-compiled"]
+    steps = ["llama-0.7-batch-1-eager", "qwen-0.85-batch-8-compiled"]
     folder = tmp_path / "gpu"
-    call = ["--dry-run", str(config), "--output", str(folder), "--steps", ",".join(steps)]
-    gpu.main([*call, "--limit", "0"])
-    assert not list(folder.iterdir())
-    assert "run the command again" in capsys.readouterr().out
+    call = ["--dry-run", str(tmp_path / "config.json"), "--output", str(folder), "--steps", ",".join(steps)]
     gpu.main(call)
     found = {path.stem: json.loads(path.read_text()) for path in folder.iterdir()}
     assert found.keys() == set(steps)
-    methods = [record["method"] for record in found[steps[2]]["records"]]
+    methods = [record["method"] for record in found[steps[1]]["records"]]
     assert set(methods) >= {"compiled:target", "compiled:lossless"}
     monkeypatch.setattr(gpu.speed, "main", lambda argv: pytest.fail("a finished step was repeated"))
     gpu.main(call)
-
-
-def test_needs_a_gpu_or_a_dry_run(tmp_path, monkeypatch, capsys):
-    """Catches CPU figures that are stored as those of a GPU."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit):
-        gpu.main(["--output", str(tmp_path)])
-    assert "no CUDA device" in capsys.readouterr().err
 
 
 def test_all_steps_are_in_the_arguments_of_the_benchmark():

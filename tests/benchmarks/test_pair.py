@@ -174,8 +174,6 @@ def test_methods_are_timed_beside_the_target(run):
         for timed in part["methods"].values():
             assert [len(turn["tokens"]) for turn in timed["turns"]] == [num_batches] * 2
             assert timed["turns"][0]["tokens"] == part["methods"][PLAIN]["turns"][1]["tokens"]  # top-k 1: same answers
-            rates = [sum(turn["tokens"]) / sum(turn["seconds"]) for turn in timed["turns"]]
-            assert timed["tokens_per_second"] == pytest.approx(sum(rates) / 2)
 
 
 def test_unknown_words_of_summaries():

@@ -13,10 +13,10 @@ from hf_diversed.zoo import load_pair
 
 
 def test_dtype_and_device_of_the_embedded_pair():
-    """Catches a dtype that applies to named models only, and a head that is not moved."""
+    """Catches a dtype that applies to named models only, and a head that is not moved or decides in half precision."""
     pair = load_pair(device="meta", dtype="bfloat16")
     assert (pair.target.dtype, pair.target.device.type) == (torch.bfloat16, "meta")
-    assert {head.device.type for head in pair.heads.values()} == {"meta"}
+    assert {(head.device.type, head.dtype) for head in pair.heads.values()} == {("meta", torch.float32)}
     assert load_pair(device="cpu").draft.dtype is torch.float32
 
 

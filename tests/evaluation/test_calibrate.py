@@ -94,14 +94,3 @@ def test_rewards_are_sorted_by_prompt_and_sample(pair, tmp_path):
     for (_, _, sample), entry in results.entries.items():
         np.testing.assert_array_equal(found[entry["rows"]["prompt"], sample], entry["rows"]["score"])
     assert np.isnan(rewards(results, "diversed")).all()
-
-
-def test_refusals(pair, tmp_path):
-    with pytest.raises(ValueError, match="`max_quality_drop` must lie between 0 and 1, got 0"):
-        run(pair, tmp_path, limit=0.0)
-    with pytest.raises(ValueError, match=r"`confidence` must lie between 0 and 1, got 1.0"):
-        calibrate(pair, LetterTask(), examples(2), tiny_head(), SETTINGS, tmp_path, confidence=1.0)
-    settings = EvaluationSettings(num_assistant_tokens=None)
-    with pytest.raises(ValueError, match="`num_assistant_tokens` must be set for a calibration"):
-        calibrate(pair, LetterTask(), examples(2), tiny_head(), settings, tmp_path)
-    assert not list(tmp_path.iterdir())

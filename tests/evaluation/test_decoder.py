@@ -8,8 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from hf_diversed import DiversedHead, DiversedHeadConfig, StaticEnsembleVerifier
-from hf_diversed.evaluation import EvaluationSettings
-from hf_diversed.evaluation.decoder import Decoder, Method, Sampling, build_methods, encode, left_padded
+from hf_diversed.evaluation.decoder import Decoder, Method, Sampling, build_methods, encode
 from hf_diversed.verifiers import DiversedVerifier, LosslessVerifier
 from hf_diversed.zoo.loader import Pair
 from tests import tiny
@@ -53,13 +52,6 @@ def test_indentation_at_the_start_of_a_completion():
     assert text(tokenizer, [1, 2]) == "    return 1"
     assert text(tokenizer, [3, 2]) == "def 1"
     assert text(runs.tokenizer(), runs.tokenizer()("  ab", add_special_tokens=False).input_ids) == "  ab"
-
-
-def test_rows_end_in_one_column():
-    """Catches padding after a prompt, or padding that is not masked."""
-    inputs = left_padded([[5, 6, 7], (8,)], 0, "cpu")
-    assert inputs["input_ids"].tolist() == [[5, 6, 7], [0, 0, 8]]
-    assert inputs["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1]]
 
 
 def test_padding_is_not_eos():
@@ -124,26 +116,6 @@ def test_upstream_equals_the_static_verifier(pair):
     assert UPSTREAM.generate_kwargs(pair.draft, 3)["assistant_model"].generation_config.num_assistant_tokens == 3
 
 
-def test_records_and_length_by_call(pair):
-    """Catches arguments of one call that are dropped, or used for the next one."""
-    decoder, method = Decoder(pair, Sampling(max_new_tokens=9)), Method("lossless", LosslessVerifier())
-    recorded = decoder(method, [[4], [5, 6]], 0, output_token_records=True, max_new_tokens=4)
-    assert [len(row) for row in recorded.tokens] == [4, 4]
-    assert recorded.records.tokens.tolist() == recorded.tokens
-    plain = decoder(method, [[4], [5, 6]], 0)
-    assert plain.records is None
-    assert [len(row) for row in plain.tokens] == [9, 9]
-
-
-def test_a_pair_moves_with_its_heads():
-    """Catches heads that stay on another device, and heads in half precision, which would decide differently."""
-    head = torch.nn.Linear(2, 2)
-    found = dataclasses.replace(tiny_pair(), heads={"math": head})
-    moved = found.to("meta", torch.float16)
-    assert {moved.target.dtype, moved.draft.dtype} == {torch.float16}
-    assert (head.weight.device.type, head.weight.dtype) == ("meta", torch.float32)
-
-
 @pytest.fixture
 def head() -> DiversedHead:
     torch.manual_seed(0)
@@ -198,21 +170,6 @@ def test_generate_receives_every_sampling_argument():
     assert Sampling().generate_kwargs() == {"do_sample": True, "temperature": 1.0, "max_new_tokens": 128, **fixed}
     greedy = {"do_sample": False, "max_new_tokens": 9, "repetition_penalty": 1.0}
     assert Sampling(temperature=0, max_new_tokens=9).generate_kwargs() == greedy
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"temperature": -0.1}, "`temperature` must be >= 0, got -0.1"),
-        ({"temperature": float("nan")}, "temperature"),
-        ({"top_k": -1}, "top_k"),
-        ({"top_p": 1.5}, r"`top_p` must lie in \(0, 1\]"),
-        ({"num_assistant_tokens": 0}, "num_assistant_tokens"),
-    ],
-)
-def test_values_out_of_range(changes, words):
-    with pytest.raises(ValueError, match=words):
-        EvaluationSettings(**changes)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import torch
 
 from hf_diversed import DiversedHead, DiversedHeadConfig
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
-from hf_diversed.files import append_lines
 from hf_diversed.zoo.loader import Pair
 from tests.evaluation.fakes import CHARACTERS, Interrupted, LetterTask, character_tokenizer, examples, tiny_pair
 from tests.tiny import tiny_model
@@ -158,21 +157,6 @@ def test_a_report_names_the_sessions_that_measured(pair, tmp_path, monkeypatch):
     assert written["sessions"] == [{"git_commit": "later", "time": "2999"}]
 
 
-def test_overwrite_removes_results_of_other_settings(pair, tmp_path):
-    """Catches results of other settings that remain, removed ones of subfolders, and a removal before all checks."""
-    for folder in (tmp_path, tmp_path / "temperature-0.5"):
-        evaluate(pair, LetterTask(), examples(3), ["lossless"], settings(temperature=0.5), output=folder)
-    with pytest.raises(ValueError, match="must lie in"):
-        evaluate(pair, LetterTask(), examples(3), ["static:2"], settings(), output=tmp_path, overwrite=True)
-    assert len(list(tmp_path.rglob("*.jsonl"))) == 2
-    (record,) = evaluate(pair, LetterTask(), examples(3), ["target"], settings(), output=tmp_path, overwrite=True)
-    assert record["method"] == "target"
-    assert json.loads((tmp_path / "evaluation.json").read_text())["records"] == [record]
-    done, earlier = LetterTask(calls_left=0), settings(temperature=0.5)
-    (record,) = evaluate(pair, done, examples(3), ["lossless"], earlier, output=folder)
-    assert record["method"] == "lossless"
-
-
 def test_methods_may_be_added_later(pair, few, tmp_path):
     """Catches a method added later with other prompts or seeds, and results of the first one that are lost."""
     chosen = settings(samples_per_prompt=2)
@@ -183,23 +167,6 @@ def test_methods_may_be_added_later(pair, few, tmp_path):
     assert records[0]["reference"] == "target"
     assert task.num_calls == 4
     assert timeless(records[::-1]) == timeless(few[0])
-
-
-@pytest.mark.parametrize(
-    ("changes", "count", "words"),
-    [
-        ({"batch_size": 2}, 4, ["batch_size: 3 there, 2 here"]),
-        ({}, 3, ["data", "n: 4 there, 3 here"]),
-    ],
-)
-def test_other_settings_are_refused(pair, tmp_path, changes, count, words):
-    """Catches results of two settings in one table."""
-    evaluate(pair, LetterTask(), examples(4), ["target"], settings(), output=tmp_path)
-    before = (tmp_path / "batches-0.jsonl").read_bytes()
-    with pytest.raises(ValueError) as error:
-        evaluate(pair, LetterTask(), examples(count), ["target"], settings(**changes), output=tmp_path)
-    assert all(word in str(error.value) for word in [*words, "choose another output"])
-    assert (tmp_path / "batches-0.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize(("stop_strings", "pad_is_eos"), [([], True), (["q", "Z"], False)])
@@ -230,22 +197,6 @@ def test_seeds_depend_on_prompt_and_sample_only(pair, whole):
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_bad_scores_are_refused(pair, tmp_path):
-    """Catches scores in percent, and lists with a missing completion."""
-
-    class Percent(LetterTask):
-        def score_batch(self, completions, records):
-            return [100.0] * len(completions)
-
-    class Short(LetterTask):
-        def score_batch(self, completions, records):
-            return [0.0]
-
-    for task in (Percent(), Short()):
-        with pytest.raises(ValueError, match=r"one score in \[0, 1\]"):
-            evaluate(pair, task, examples(4), ["target"], settings())
-
-
 @pytest.mark.parametrize("architecture", ["gpt2", "gpt_bigcode", "opt", "llama", "falcon"])
 def test_prompts_beyond_learned_positions_are_refused(architecture, tmp_path):
     """Catches an IndexError in the middle of a run, and a refusal of rotary positions, which have no end."""
@@ -259,44 +210,3 @@ def test_prompts_beyond_learned_positions_are_refused(architecture, tmp_path):
     with pytest.raises(ValueError, match=message):
         call()
     assert not list(tmp_path.iterdir())
-
-
-def test_a_head_of_another_pair_is_refused_before_anything_is_written(pair, tmp_path):
-    other = DiversedHead(DiversedHeadConfig(16, 32)).eval()
-    with pytest.raises(ValueError, match="hidden size 16"):
-        evaluate(pair, LetterTask(), examples(4), ["target", "diversed"], settings(), head=other, output=tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "count", "words"),
-    [
-        ({"num_examples": 0}, 4, "`num_examples`"),
-        ({"temperature": 0, "samples_per_prompt": 2}, 4, "`samples_per_prompt`"),
-        ({}, 0, "at least one record"),
-    ],
-)
-def test_calls_that_cannot_work_are_refused(pair, changes, count, words):
-    with pytest.raises(ValueError, match=words):
-        evaluate(pair, LetterTask(), examples(count), ["target"], settings(**changes))
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        (b'"batch": 1', b'"batch" \xff', "line 3 is not JSON"),
-        (b'"batch": 1', b'"match": 1', "line 3 lacks batch"),
-        (b'{"task"', b'[]\n{"task"', r"line 1 must be a JSON object, got \[\]"),
-    ],
-)
-def test_damage_is_named_with_its_line(tmp_path, old: bytes, new: bytes, words: str):
-    """Catches a KeyError as the only message, and a damaged line that is treated as an incomplete last one."""
-    header = {"task": "letters", "num_batches": 3, "settings": {"samples_per_prompt": 1}}
-    entries = [{"method": "target", "batch": batch, "sample": 0, "text": f"ä {batch}"} for batch in range(3)]
-    path = tmp_path / "batches-0.jsonl"
-    append_lines(path, [header, *entries])
-    path.write_bytes(path.read_bytes().replace(old, new))
-    with pytest.raises(ValueError, match=rf"batches-0\.jsonl, {words}.*; remove the line"):
-        read_results(tmp_path)
-    with pytest.raises(ValueError, match="contains no results"):
-        read_results(tmp_path / "elsewhere")

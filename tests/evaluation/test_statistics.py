@@ -43,23 +43,6 @@ def test_bounds_are_percentiles(sums):
     np.testing.assert_allclose([estimate.low, estimate.high], [0.025, 0.975], atol=1e-12)
 
 
-def test_coverage_of_clustered_samples():
-    """Catches samples resampled instead of prompts: 8 samples of a prompt are not 8 prompts. 300 experiments whose
-    bounds cover the true value with probability 0.93 (percentile bounds at 40 prompts are slightly below 0.95) show
-    263 or fewer with probability 3e-4; the seeds are fixed."""
-    generator = np.random.default_rng(0)
-    covered = naive = 0
-    for seed in range(300):
-        right = generator.binomial(8, generator.beta(1.0, 0.5, size=40))
-        bootstrap = Bootstrap(40, 400, seed)
-        estimate = bootstrap.estimate(bootstrap.ratio(right, np.full(40, 8)))
-        covered += estimate.low <= 2 / 3 <= estimate.high
-        half = 1.96 * np.sqrt(estimate.value * (1 - estimate.value) / 320)
-        naive += abs(estimate.value - 2 / 3) <= half
-    assert covered >= 264
-    assert naive < 240  # the mistake this test is about does show
-
-
 def test_undefined_statistics():
     """Catches NaN in bounds: few undefined replicates are omitted, many give no bounds."""
     few = np.concatenate([[0.5], np.full(3, np.nan), np.linspace(0, 1, 97)])

@@ -135,16 +135,6 @@ def test_attacks_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert (tmp_path / "file").read_text() == "kept"
 
 
-@needs_isolation
-def test_processes_are_few():
-    """Catches a fork bomb that only the timeout stops."""
-    program = (
-        "import os, time\ncount = 0\ntry:\n    while count < 100:\n        if os.fork() == 0: time.sleep(60)\n"
-        "        count += 1\nexcept OSError: pass"
-    )
-    assert run_programs([program], ["assert count < 40"], timeout=20.0) == [True]
-
-
 def test_missing_bubblewrap_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Catches a program that runs without isolation because the tool is missing, and an error without advice."""
     check = execution.check_isolation.__wrapped__

@@ -33,17 +33,20 @@ def test_records_of_a_file_are_drawn_by_the_seed(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("lines", "message"),
+    ("name", "line", "message"),
     [
-        ([{"question": "q", "answer": "a"}, '{"question": '], r"line 2 of .*a\.jsonl is not valid JSON"),
-        (["", {"question": "q"}], r"line 2 of .* lacks 'answer', which task 'gsm8k' needs; it has \['question'\]"),
-        (["[1, 2]"], r"line 1 of .* must hold a JSON object, got \[1, 2\]"),
+        ("gsm8k", '{"question": ', "is not valid JSON"),
+        ("gsm8k", {"question": "q"}, r"lacks 'answer', which task 'gsm8k' needs; it has \['question'\]"),
+        ("math", {"prompt": "p", "completion": "c", "answer": 11}, r"column 'answer' must be text, got 11 \(int\)"),
+        ("scitldr", {"source": "a", "target": 3}, "'tldr.target' must be text or a list of texts, got 3"),
+        ("mbpp", {"text": "t", "code": "c", "test_list": "x"}, r"'test_list' must be a list .* got 'x' \(str\)"),
     ],
 )
-def test_refuses_broken_files(tmp_path: Path, lines: list, message: str):
-    """Catches a damaged line that is reported as a KeyError during a run, without its number."""
-    with pytest.raises(ValueError, match=message):
-        load_records(get_task("gsm8k"), "train", data_file=write(tmp_path / "a.jsonl", *lines))
+def test_refuses_broken_lines(tmp_path: Path, name: str, line, message: str):
+    """Catches a damaged line that is reported as a KeyError during a run, without its number, an answer as a JSON
+    number that scores 0 or fails after decoding, and a text that is read as a list of characters."""
+    with pytest.raises(ValueError, match=rf"line 2 of .*a\.jsonl.* {message}"):
+        load_records(get_task(name), "test", data_file=write(tmp_path / "a.jsonl", "", line))
 
 
 @pytest.mark.parametrize(
@@ -58,21 +61,6 @@ def test_refuses_what_does_not_exist(name: str, split: str, options: dict, messa
     """Catches another split used for a missing one, and a download before the error."""
     with pytest.raises(ValueError, match=message):
         load_records(get_task(name), split, **options)
-
-
-@pytest.mark.parametrize(
-    ("name", "record", "message"),
-    [
-        ("math", {"prompt": "p", "completion": "c", "answer": 11}, r"column 'answer' must be text, got 11 \(int\)"),
-        ("scitldr", {"source": "a", "target": 3}, "'tldr.target' must be text or a list of texts, got 3"),
-        ("mbpp", {"text": "t", "code": "c", "test_list": "x"}, r"'test_list' must be a list .* got 'x' \(str\)"),
-    ],
-)
-def test_refuses_columns_of_another_type(tmp_path: Path, name: str, record: dict, message: str):
-    """Catches an answer as a JSON number that scores 0 or fails after decoding, and a text that is read as a list of
-    characters."""
-    with pytest.raises(ValueError, match=rf"line 2 of .*a\.jsonl.* {message}"):
-        load_records(get_task(name), "test", data_file=write(tmp_path / "a.jsonl", "", record))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from hf_diversed.evaluation.decoder import Sampling
 from hf_diversed.features import distribution_features, drafted_token_features
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import SOURCES
-from hf_diversed.training.objective import MixtureAcceptance, TokenAcceptance
 from hf_diversed.training.rollout import RolloutOrder, Rollouts, Sampler
 from hf_diversed.zoo.loader import Pair
 from tests.tiny import EOS, tiny_draft, tiny_model
@@ -121,36 +120,6 @@ def test_decisions_are_those_of_a_fresh_forward(architecture: str, features: str
             if name == "token":
                 continue
             torch.testing.assert_close(values[mine], known[name][places], rtol=0.0, atol=2e-3)
-
-
-@pytest.mark.parametrize("features", ["both", "distribution+token"])
-def test_decisions_follow_the_recorded_distributions(features: str):
-    """Catches accept flags of other positions. The number of rejections minus the sum of w TV, or of w (1 - p/q)+, is
-    a martingale; it exceeds 4.5 standard deviations with probability below 1e-5, and the seed is fixed."""
-    drawn = draw(features=features, prompts=PROMPTS * 12, batch_size=96)
-    decisions = drawn.rollouts.decisions
-    model = TokenAcceptance() if drawn.head.needs_token else MixtureAcceptance()
-    with torch.no_grad():
-        rejection = model.expected_rejection(drawn.head(**drawn.rollouts.inputs), decisions)
-    surprise = (~decisions.accepted).float().sum() - rejection.sum()
-    assert surprise.abs() < 4.5 * (rejection * (1 - rejection)).sum().sqrt()
-    # The rejected: p > q at the token that took the place.
-    assert (decisions.target_prob > decisions.draft_prob)[~decisions.accepted].all()
-
-
-def test_completions_come_in_the_order_of_the_prompts():
-    """Catches completions that stay sorted by the length of the prompts: each would be scored for another prompt."""
-    sampler = make_sampler()
-    head = make_head(sampler.pair.target, sampler.pair.draft)
-    together = sampler.relaxed(PROMPTS, head, seed=1)
-    order = sorted(range(len(PROMPTS)), key=lambda index: len(PROMPTS[index]))
-    for number, start in enumerate(range(0, len(order), 3)):
-        part = order[start : start + 3]
-        alone = sampler.relaxed([PROMPTS[index] for index in part], head, seed=1 + number)
-        assert alone.completion_ids == [together.completion_ids[index] for index in part]
-        assert alone.completions == [together.completions[index] for index in part]
-        mine = torch.cat([(together.decisions.sequence == index).nonzero()[:, 0] for index in part])
-        assert torch.equal(together.decisions.target_prob[mine], alone.decisions.target_prob)
 
 
 def test_rollouts_depend_on_the_seed_and_the_weights_only():

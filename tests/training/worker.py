@@ -47,8 +47,7 @@ def main(folder: Path) -> None:
     )
     trainer.train()
     trainer.save_model(str(folder / "final"))
-    record = {"world_size": trainer.args.world_size, "backend": trainer.accelerator.state.backend}
-    record |= {"batches": trainer.batches, "gradients": trainer.gradients, "num_drawn": trainer.num_drawn}
+    record = {"batches": trainer.batches, "gradients": trainer.gradients, "num_drawn": trainer.num_drawn}
     record |= {"head": trainer.model.state_dict(), "constraint": asdict(trainer.constraint)}
     drawn = [row for row in runs.rows(PROMPTS) for batch in trainer.batches if row["prompt"] in batch["prompts"]]
     record |= {"references": trainer.references.rewards, "missing": trainer.references.missing(drawn)}
