@@ -60,7 +60,7 @@ from hf_diversed.generation.recurrent import RecurrentModel
 from hf_diversed.generation.runner import RaggedModel
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import PromptedTask, get_task, load_records
-from hf_diversed.tasks.summaries import SciTldr, summaries
+from hf_diversed.tasks.summaries import SciTldr
 from hf_diversed.verifiers import LosslessVerifier
 from hf_diversed.verifiers.names import DIVERSED, LOSSLESS, PLAIN, base_name, family
 from hf_diversed.zoo import load_pair
@@ -319,7 +319,7 @@ def words_of(text: str) -> list[str]:
 def vocabulary(path: Path) -> set[str]:
     """Return the stems of the words of all abstracts and summaries in a file of SciTLDR."""
     records = load_records(get_task("scitldr"), "test", data_file=path)
-    texts = (text for record in records for text in (SciTldr().prompt(record), *summaries(record)))
+    texts = (text for record in records for text in (SciTldr().prompt(record), *record["tldr"]))
     return {stem(word) for text in texts for word in words_of(text)}
 
 

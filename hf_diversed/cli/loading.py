@@ -35,6 +35,6 @@ def read_records(task: Task, split: str, n: int, seed: int, data_file: str | Non
 def read_shots(task: Task, shots: int, shots_file: str | None, seed: int) -> list[dict[str, Any]]:
     """Return the records of which solved examples are taken: those of a file, or of the training split."""
     if shots_file is not None:
-        return parse_lines(Path(shots_file), task, "shots_file")
+        return parse_lines(Path(shots_file), task)
     # One more than `shots`, because a record is never its own example.
     return load_records(task, "train", shots + 1, seed) if shots else []

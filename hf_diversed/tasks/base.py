@@ -1,6 +1,6 @@
 """The interface of tasks: prompts, references, and a score used as training reward and evaluation metric."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
@@ -27,10 +27,8 @@ class Task:
         metric: name of the score in tables: "accuracy", "rouge2" or "pass@1".
         source: the dataset on the Hub; None for an embedded task, whose records are packaged.
         splits: the existing splits.
-        columns: columns that a record must have, the prompt's text first. `"a|b"` means either of the two.
+        columns: columns that a record must have, the prompt's text first.
         score_columns: columns that `score` reads.
-        text_columns, list_columns: columns whose values must be text, and lists of texts; a column in both may hold
-            either. Others are not checked.
         max_new_tokens: a length that almost all references fit in.
         stop_strings: strings at which a completion of a plain prompt ends; `score` cuts there, and a decoder may stop
             there. Chat prompts do not need them.
@@ -43,8 +41,6 @@ class Task:
     splits: tuple[str, ...]
     columns: tuple[str, ...]
     score_columns: tuple[str, ...]
-    text_columns: tuple[str, ...] = ()
-    list_columns: tuple[str, ...] = ()
     max_new_tokens: int
     stop_strings: tuple[str, ...] = ()
     scorer_modules: tuple[str, ...] = ()
@@ -71,8 +67,7 @@ class Task:
 
     def score_batch(self, completions: Sequence[str], records: Sequence[Record]) -> list[float]:
         """Return one score per completion; completion `i` answers record `i`."""
-        check_lengths(completions, records)
-        return [self.score(completion, record) for completion, record in zip(completions, records)]
+        return [self.score(completion, record) for completion, record in zip(completions, records, strict=True)]
 
     def few_shot_prompt(self, record: Record, shots: Sequence[Record] = ()) -> str:
         """Return the plain prompt after solved records, separated by blank lines.
@@ -105,48 +100,12 @@ class Task:
 
     def missing_columns(self, record: Record, columns: Sequence[str] | None = None) -> list[str]:
         """Return those of `columns` that a record lacks; by default of the required ones."""
-        return [name for name in (self.columns if columns is None else columns) if lookup(record, name) is None]
-
-    def check_types(self, record: Record, where: str) -> None:
-        """Raise ValueError if a value is not of the type in `text_columns` and `list_columns`.
-
-        Args:
-            where: the place of the record, for the message.
-        """
-        for column in dict.fromkeys(self.text_columns + self.list_columns):
-            value = lookup(record, column)
-            if value is None:  # see `missing_columns`
-                continue
-            is_text, is_list = column in self.text_columns, column in self.list_columns
-            if isinstance(value, str):
-                valid = is_text
-            else:
-                texts = list(value) if isinstance(value, Iterable) else []
-                valid = is_list and len(texts) > 0 and all(isinstance(item, str) for item in texts)
-            if not valid:
-                allowed = " or ".join(["text"] * is_text + ["a list of texts"] * is_list)
-                raise ValueError(
-                    f"{where}: column {column!r} must be {allowed}, got {repr(value)[:60]} ({type(value).__name__}); "
-                    "convert it, or drop the record."
-                )
+        return [name for name in (self.columns if columns is None else columns) if record.get(name) is None]
 
 
 def choose_shots(pool: Sequence[Record], n: int, record: Record) -> list[Record]:
     """Return the first `n` records of a pool that differ from `record`. Raises ValueError if there are fewer."""
-    if n < 0:
-        raise ValueError(f"`n` shots must be at least 0, got {n}.")
     shots = list(islice((shot for shot in pool if shot != record), n))
     if len(shots) < n:
         raise ValueError(f"`n` shots must be at most {len(shots)}, the other records of the pool, got {n}.")
     return shots
-
-
-def lookup(record: Record, column: str) -> Any:
-    """Return the value of a column, or None; for `"a|b"`, of the first existing column of `a` and `b`."""
-    return next((record[name] for name in column.split("|") if record.get(name) is not None), None)
-
-
-def check_lengths(completions: Sequence[str], records: Sequence[Record]) -> None:
-    """Raise if the numbers of completions and records differ."""
-    if len(completions) != len(records):
-        raise ValueError(f"got {len(completions)} completions for {len(records)} records; pass one record each.")

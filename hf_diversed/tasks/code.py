@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from hf_diversed.tasks.base import HubSource, Record, lookup
+from hf_diversed.tasks.base import HubSource, Record
 from hf_diversed.tasks.execution import CODE_ONLY, CodeTask, fenced, joined_tests
 
 
@@ -51,8 +51,6 @@ class Mbpp(CodeTask):
     splits = ("train", "validation", "test", "prompt")
     columns = ("text", "code", "test_list")
     score_columns = ("test_list",)
-    text_columns = ("text", "code")
-    list_columns = ("test_list",)
     max_new_tokens = 256
     stop_strings = ("\nWrite a Python function to solve", "\nif __name__", "\nprint(", "\nassert ")
 
@@ -97,13 +95,12 @@ class HumanEval(CodeTask):
     source = HubSource("openai/openai_humaneval")
     splits = ("test",)
     columns = ("prompt", "canonical_solution", "test", "entry_point")
-    text_columns = columns
-    score_columns = ("task_prompt|prompt", "test", "entry_point")
+    score_columns = ("test", "entry_point")
     max_new_tokens = 384
     stop_strings = tuple(f"\n{start}" for start in _NEXT_DEFINITIONS)
 
     def prompt(self, record: Record) -> str:
-        return lookup(record, "task_prompt|prompt").replace("\r\n", "\n")
+        return (record.get("task_prompt") or record["prompt"]).replace("\r\n", "\n")
 
     def reference(self, record: Record) -> str:
         return record["canonical_solution"].replace("\r\n", "\n")

@@ -27,7 +27,6 @@ class EmbeddedTask(Task):
 
     splits = tuple(SEEDS)
     columns = ("prompt", "completion", "answer")
-    text_columns = columns
     score_columns = ("answer",)
 
     def prompt(self, record: Record) -> str:

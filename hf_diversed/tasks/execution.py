@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from hf_diversed.tasks.base import Record, Task, check_lengths
+from hf_diversed.tasks.base import Record, Task
 
 
 # Appended to chat questions, because chat models add explanations and examples several times as long as the code.
@@ -86,9 +86,8 @@ class CodeTask(Task):
 
     def score_batch(self, completions: Sequence[str], records: Sequence[Record]) -> list[float]:
         """Return the scores of all completions. Raises the errors of `check_scoring`."""
-        check_lengths(completions, records)
         self.check_scoring()
-        programs = [self.program(completion, record) for completion, record in zip(completions, records)]
+        programs = [self.program(completion, record) for completion, record in zip(completions, records, strict=True)]
         tests = [self.tests(record) for record in records]
         return [float(passed) for passed in run_programs(programs, tests, isolated=self.isolated)]
 

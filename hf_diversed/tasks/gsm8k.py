@@ -33,7 +33,6 @@ class Gsm8k(Task):
     source = HubSource("openai/gsm8k", "main")
     splits = ("train", "test")
     columns = ("question", "answer")
-    text_columns = columns
     score_columns = ("answer",)
     scorer_modules = ("math_verify",)
     max_new_tokens = 256

@@ -23,38 +23,25 @@ def load_records(
         data_file: JSON Lines file with the dataset's columns, read instead of the task's source.
 
     Raises:
-        ValueError: if the split does not exist, `n` exceeds the number of records, a column is missing or has another
-            type than the task reads, or the file is not valid JSON Lines.
+        ValueError: if the split does not exist, `n` exceeds the number of records, a column is missing, or the file
+            is not valid JSON Lines.
     """
-    if n is not None and n < 1:
-        raise ValueError(f"`n` must be at least 1, got {n}. Leave it out for all records.")
     if data_file is not None:
         return choose(parse_lines(Path(data_file), task), n, seed, str(data_file))
     if split not in task.splits:
         raise ValueError(f"`split` of task {task.name!r} must be one of {', '.join(task.splits)}, got {split!r}.")
     if isinstance(task, EmbeddedTask):
-        records = task.records(split, seed)
-        if n is not None and n > len(records):
-            raise ValueError(
-                f"`n` must be at most {len(records)}, the packaged records of {task.name!r}/{split}, got {n}. For "
-                "more, write a file with `python -m embedded.records` in a checkout and pass it as `data_file`."
-            )
-        return records[:n]
+        return _first(task.records(split, seed), n, f"{split} of {task.name}")
     return _from_hub(task, split, n, seed)
 
 
-def parse_lines(path: Path, task: Task, option: str = "data_file") -> list[dict[str, Any]]:
-    """Read the records of a JSON Lines file. `option` is the argument's name in error messages."""
-    if not path.is_file():
-        raise ValueError(f"`{option}` {str(path)!r} does not exist; pass the path of a JSON Lines file.")
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"`{option}` {str(path)!r} must be UTF-8: {error}. Save it as UTF-8.") from error
+def parse_lines(path: Path, task: Task) -> list[dict[str, Any]]:
+    """Read the records of a JSON Lines file."""
+    lines = path.read_text(encoding="utf-8-sig").split("\n")
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     records = [_read_line(line, f"line {number} of {path}", task) for number, line in numbered]
     if not records:
-        raise ValueError(f"`{option}` {str(path)!r} contains no records.")
+        raise ValueError(f"{path} contains no records.")
     return records
 
 
@@ -77,15 +64,7 @@ def _from_hub(task: Task, split: str, n: int | None, seed: int) -> list[dict[str
         raise ImportError(
             'loading a dataset from the Hub requires the package datasets: pip install "hf-diversed[train]".'
         ) from error
-    try:
-        rows = datasets.load_dataset(task.source.dataset, task.source.config, split=split)
-    except RuntimeError as error:  # datasets 4 refuses repositories with a script, such as allenai/scitldr
-        if "scripts are no longer supported" not in str(error):
-            raise
-        raise ValueError(
-            f"{task.source.dataset} cannot be loaded from the Hub: {error}. Download its records and pass the file "
-            "(data_file, --data-file)."
-        ) from error
+    rows = datasets.load_dataset(task.source.dataset, task.source.config, split=split)
     where = f"{split} of {task.source.dataset}"
     # Choose indices before reading rows: some datasets have millions.
     chosen = choose(list(range(len(rows))), n, seed, where)
@@ -99,11 +78,15 @@ def choose(items: list, n: int | None, seed: int, where: str) -> list:
     """Return the first `n` items after shuffling with `seed`; all, not shuffled, if `n` is None or their number."""
     if n is None or n == len(items):
         return items
-    if n > len(items):
-        raise ValueError(f"`n` must be at most {len(items)}, the number of records in {where}, got {n}.")
     order = list(items)
     random.Random(seed).shuffle(order)
-    return order[:n]
+    return _first(order, n, where)
+
+
+def _first(items: list, n: int | None, where: str) -> list:
+    if n is not None and n > len(items):
+        raise ValueError(f"`n` must be at most {len(items)}, the number of records in {where}, got {n}.")
+    return items[:n]
 
 
 def _check_columns(record: dict[str, Any], where: str, task: Task) -> None:
@@ -111,4 +94,3 @@ def _check_columns(record: dict[str, Any], where: str, task: Task) -> None:
         raise ValueError(
             f"{where} lacks {', '.join(map(repr, missing))}, which task {task.name!r} needs; it has {sorted(record)}."
         )
-    task.check_types(record, where)

@@ -46,10 +46,6 @@ class PromptedTask:
     """A task with the prompts of `prompt_rows` as text: after solved examples, or in a chat template, which needs no
     stop strings. Scores are those of the task.
 
-    Attributes:
-        prompt_format: `shots`, `chat` and `thinking` if one of them is set, else empty; stored in the header of an
-            evaluation.
-
     Args:
         tokenizer: provides the chat template. Tokenize chat prompts with `add_special_tokens=False`.
         pool: records from which the `shots` solved examples are taken; a record is never its own example.
@@ -76,20 +72,12 @@ class PromptedTask:
         self.thinking = thinking
         self.name, self.metric, self.max_new_tokens = task.name, task.metric, task.max_new_tokens
         self.stop_strings: Sequence[str] = () if chat else task.stop_strings
-        self.prompt_format: dict[str, Any] = {}
-        if shots or chat:
-            self.prompt_format = {"shots": shots, "chat": chat, "thinking": thinking}
 
     def prompt(self, record: Record) -> str:
-        """Return the prompt as text. Raises ValueError if the pool is too small, or the chat template is missing."""
+        """Return the prompt as text. Raises ValueError if the pool is too small."""
         (row,) = prompt_rows(self.task, [record], pool=self.pool, shots=self.shots, chat=self.chat)
         if not self.chat:
             return row["prompt"]
-        if self.tokenizer.chat_template is None:
-            raise ValueError(
-                f"a chat prompt of task {self.name!r} needs a tokenizer with a chat template, which this one lacks. "
-                "Use the plain prompt, or the tokenizer of an instruction-tuned model."
-            )
         return render(self.tokenizer, row["prompt"], self.thinking)
 
     def score_batch(self, completions: Sequence[str], records: Sequence[Record]) -> list[float]:

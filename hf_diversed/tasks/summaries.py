@@ -3,7 +3,7 @@
 from functools import lru_cache
 from typing import Any
 
-from hf_diversed.tasks.base import HubSource, Record, Task, lookup
+from hf_diversed.tasks.base import HubSource, Record, Task
 
 
 def rouge2(completion: str, *references: str) -> float:
@@ -27,7 +27,6 @@ class CnnDailyMail(Task):
     source = HubSource("abisee/cnn_dailymail", "3.0.0")
     splits = ("train", "validation", "test")
     columns = ("article", "highlights")
-    text_columns = columns
     score_columns = ("highlights",)
     max_new_tokens = 128
     stop_strings = ("\nArticle:", "\nSummarize the following article:")
@@ -55,7 +54,6 @@ class XSum(Task):
     source = HubSource("EdinburghNLP/xsum")
     splits = ("train", "validation", "test")
     columns = ("document", "summary")
-    text_columns = columns
     score_columns = ("summary",)
     max_new_tokens = 64
     stop_strings = ("\nDocument:", "\nWrite a concise summary of the following document:")
@@ -72,37 +70,27 @@ class XSum(Task):
 
 
 class SciTldr(Task):
-    """Abstracts of papers and their one-sentence summaries. Columns `abstract` and `tldr`, or `source` and `target` as
-    on the Hub; the score is the highest ROUGE-2 over the summaries, as in the dataset's paper."""
+    """Abstracts of papers and their one-sentence summaries. Columns `abstract`, a text, and `tldr`, a list of texts;
+    the score is the highest ROUGE-2 over the summaries, as in the dataset's paper."""
 
     name = "scitldr"
     metric = "rouge2"
     scorer_modules = ("rouge_score",)
     source = HubSource("allenai/scitldr", "Abstract")
     splits = ("train", "validation", "test")
-    columns = ("abstract|source", "tldr|target")
-    text_columns = list_columns = columns
-    score_columns = ("tldr|target",)
+    columns = ("abstract", "tldr")
+    score_columns = ("tldr",)
     max_new_tokens = 64
     stop_strings = ("\nAbstract:", "\nSummarize the following abstract in one sentence:")
 
     def prompt(self, record: Record) -> str:
-        abstract = lookup(record, "abstract|source")
-        text = abstract if isinstance(abstract, str) else " ".join(abstract)
-        return f"Summarize the following abstract in one sentence:\n\nAbstract: {text.strip()}\n\nSummary:"
+        return (
+            f"Summarize the following abstract in one sentence:\n\nAbstract: {record['abstract'].strip()}\n\nSummary:"
+        )
 
     def reference(self, record: Record) -> str:
         """Return the first summary."""
-        return f" {summaries(record)[0].strip()}"
+        return f" {record['tldr'][0].strip()}"
 
     def score(self, completion: str, record: Record) -> float:
-        return rouge2(self.trim(completion), *summaries(record))
-
-
-def summaries(record: Record) -> list[str]:
-    """Return the summaries of a record of SciTLDR."""
-    value = lookup(record, "tldr|target")
-    texts = [value] if isinstance(value, str) else list(value)
-    if not texts:
-        raise ValueError("`tldr` of task 'scitldr' must hold at least one summary, got none; drop the record.")
-    return texts
+        return rouge2(self.trim(completion), *record["tldr"])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hf_diversed.tasks import get_task
-from hf_diversed.tasks.base import Record, Task
+from hf_diversed.tasks.base import Task
 
 
 RewardFunc = Callable[..., list[float | None]]
@@ -20,19 +20,14 @@ Rows = Sequence[dict[str, Any]]
 
 def task_reward(task: Task) -> RewardFunc:
     """Return the score of a task as a reward function with the task's name. It reads `task.score_columns` and returns
-    None for samples without values in them, as in a mixture of datasets. The column `prompt`, which TRL does not pass,
-    is read from `prompts` if these are text.
+    None for samples without values in them, as in a mixture of datasets."""
 
-    Raises:
-        ValueError: when called without one of the columns, or with values of another type than the task reads.
-    """
-
-    def reward(completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    def reward(completions: Sequence[Any], prompts: Sequence[Any], **columns: Any) -> list[float | None]:
         texts = [_as_text(completion) for completion in completions]
-        records = _records(task, columns, len(texts))
+        read = [name for name in ("task_prompt", *task.score_columns) if name in columns]
+        lists = {"prompt": prompts} | {name: columns[name] for name in read}
+        records = [dict(zip(lists, values)) for values in zip(*lists.values())]
         scored = [i for i, record in enumerate(records) if not task.missing_columns(record, task.score_columns)]
-        for index in scored:
-            task.check_types(records[index], f"sample {index}")
         scores = task.score_batch([texts[i] for i in scored], [records[i] for i in scored])
         rewards: list[float | None] = [None] * len(texts)
         for index, score in zip(scored, scores):
@@ -51,7 +46,7 @@ def load_reward(
     Raises:
         ValueError: if there is no such task, or running code is not allowed.
         ImportError: if a module cannot be imported, or the package that scores the task is not installed.
-        TypeError: if the path names an object that is not callable.
+        TypeError: if the path names no function.
     """
     if callable(spec):
         return spec
@@ -64,8 +59,6 @@ def load_reward(
         task.check_scoring()
         return task_reward(task)
     module, _, name = spec.rpartition(".")
-    if not all(part.isidentifier() for part in spec.split(".")) or not module:
-        raise ValueError(f'a reward must be "task:name" or "package.module.function", got {spec!r}.')
     function = getattr(importlib.import_module(module), name, None)
     if not callable(function):
         raise TypeError(f"reward {spec!r} must be a function of module {module!r}, got {function!r:.80}.")
@@ -132,23 +125,3 @@ def _call(
 def _as_text(completion: str | Sequence[dict[str, Any]]) -> str:
     """Return the text of a completion; for chat messages, the content of the last one."""
     return completion if isinstance(completion, str) else completion[-1]["content"]
-
-
-def _records(task: Task, columns: dict[str, Any], count: int) -> list[Record]:
-    """Return records made from columns; raise if a column of the score is missing."""
-    lists = {
-        name: values
-        for name, values in columns.items()
-        if isinstance(values, Sequence) and not isinstance(values, str) and len(values) == count
-    }
-    prompts = lists.pop("prompts", ())
-    if prompts and all(isinstance(prompt, str) for prompt in prompts):
-        lists.setdefault("prompt", prompts)
-    for column in task.score_columns:
-        names = column.split("|")
-        if not any(name in lists for name in names):
-            raise ValueError(
-                f"the reward of task {task.name!r} needs column {' or '.join(map(repr, names))}, a list with one "
-                f"entry for each of the {count} completions; such columns are {sorted(lists)}."
-            )
-    return [{name: values[index] for name, values in lists.items()} for index in range(count)]

@@ -105,8 +105,6 @@ def test_chat_prompt_uses_the_template():
     )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"?": 0}, unk_token="?")))
     task = PromptedTask(get_task("gsm8k"), tokenizer, pool=[other("gsm8k", "A")], shots=1, chat=True)
-    with pytest.raises(ValueError, match="a chat prompt of task 'gsm8k' needs a tokenizer with a chat template"):
-        task.prompt(RECORDS["gsm8k"])
     tokenizer.chat_template = template
     assert task.prompt(RECORDS["gsm8k"]) == (
         "<user>How Amany are 2 and 3?\n\nThink briefly, in plain text without code. End with: The answer is N.</>"
@@ -125,7 +123,6 @@ def test_models_think_only_on_request():
     answer, think = (PromptedTask(get_task("gsm8k"), tokenizer, chat=True, thinking=value) for value in (False, True))
     assert answer.prompt(RECORDS["gsm8k"]) == QUESTION + "<think></think>"
     assert think.prompt(RECORDS["gsm8k"]) == QUESTION
-    assert answer.prompt_format != think.prompt_format
     chat = [{"role": "user", "content": "?"}]
     assert encode(tokenizer, [chat]) == encode(tokenizer, ["?<think></think>"])
     with pytest.raises(ValueError, match="`thinking` needs `chat`"):
@@ -158,6 +155,6 @@ def test_prompted_tasks_equal_the_task_by_default():
     task, record = get_task("gsm8k"), RECORDS["gsm8k"]
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"?": 0}, unk_token="?")))
     plain, chat = PromptedTask(task, tokenizer), PromptedTask(task, tokenizer, chat=True)
-    assert (plain.prompt(record), plain.prompt_format) == (task.prompt(record), {})
+    assert plain.prompt(record) == task.prompt(record)
     assert (plain.stop_strings, chat.stop_strings) == (task.stop_strings, ())
     assert plain.score_batch(["#### 5", "#### 6"], [record, record]) == [1.0, 0.0]
