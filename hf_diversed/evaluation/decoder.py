@@ -229,16 +229,24 @@ class Decoder:
         self.pad_id = next(pad for pad in special if pad is not None and pad not in self.eos_ids)
         self.stop_strings = list(sampling.stop_strings)
 
-    def check_prompts(self, prompts: Sequence[Sequence[int]]) -> None:
+    def check_prompts(self, name: str, prompts: Sequence[Sequence[int]]) -> None:
         """Raise ValueError if a prompt has no tokens, or its completion may exceed the learned positions of a model.
 
         Other models can decode beyond their configured length, with lower quality.
         """
-        models = {"target": self.pair.target, "draft": self.pair.draft}
-        learned = {
-            role: model for role, model in models.items() if model is not None and support.has_learned_positions(model)
-        }
-        check_context("the data", list(map(len, prompts)), self.sampling.max_new_tokens, learned, "max_new_tokens")
+        lengths = [len(prompt) for prompt in prompts]
+        if 0 in lengths:
+            raise ValueError(f"prompt {lengths.index(0)} of {name} has no tokens; leave it out.")
+        longest, new_tokens = max(lengths, default=0), self.sampling.max_new_tokens
+        for model in (self.pair.target, self.pair.draft):
+            if model is None or not support.has_learned_positions(model):
+                continue
+            positions = support.max_positions(model) or 0
+            if longest + new_tokens > positions:
+                raise ValueError(
+                    f"prompt {lengths.index(longest)} of {name} has {longest} tokens; with up to {new_tokens} new "
+                    f"tokens it exceeds the model's {positions} positions. Leave long prompts out, or generate fewer."
+                )
 
     def __call__(self, method: Method, prompts: Sequence[Sequence[int]], seed: int, **kwargs) -> Decoded:
         """Complete a batch of encoded prompts; `kwargs` are arguments of `generate` and override the settings."""
@@ -359,31 +367,6 @@ def encode(
     texts = [prompt if isinstance(prompt, str) else render(tokenizer, prompt) for prompt in prompts]
     special = add_special_tokens and isinstance(prompts[0], str)
     return [list(ids) for ids in tokenizer(texts, add_special_tokens=special)["input_ids"]]
-
-
-def check_context(
-    name: str,
-    lengths: Sequence[int],
-    new_tokens: int,
-    models: dict[str, PreTrainedModel],
-    option: str = "max_completion_length",
-) -> None:
-    """Raise ValueError if a prompt has no tokens, or does not fit in the context of all models with its completion.
-
-    The messages contain the names of the dataset, of the models, and of the option that sets `new_tokens`.
-    """
-    if 0 in lengths:
-        raise ValueError(f"prompt {lengths.index(0)} of {name} has no tokens; leave it out.")
-    for role, model in models.items():
-        positions = support.max_positions(model)
-        limit = max(lengths, default=0) if positions is None else positions - new_tokens
-        too_long = [index for index, length in enumerate(lengths) if length > limit]
-        if too_long:
-            raise ValueError(
-                f"prompt {too_long[0]} of {name} has {lengths[too_long[0]]} tokens; at most {limit} fit, as the "
-                f"{role} has {positions} positions and a completion takes up to {new_tokens}. {len(too_long)} of "
-                f"{len(lengths)} prompts are too long: leave them out, shorten them, or lower {option}."
-            )
 
 
 def plan_batches(lengths: Sequence[int], batch_size: int) -> list[list[int]]:

@@ -28,7 +28,7 @@ from hf_diversed.evaluation.decoder import (
     warm_up,
 )
 from hf_diversed.evaluation.statistics import COUNTERS, Results, summarize
-from hf_diversed.files import REMOVE_LINE, append_lines, differences, drop_torn_line, read_lines, write_json
+from hf_diversed.files import append_lines, drop_torn_line, read_lines, write_json
 from hf_diversed.head import LOOKED_UP
 from hf_diversed.provenance import data_digest, provenance, weights_digest
 from hf_diversed.tasks import PromptedTask, Task
@@ -37,10 +37,6 @@ from hf_diversed.zoo.loader import Pair
 
 LINES, REPORT = "batches-0.jsonl", "evaluation.json"
 _WARM_UP_TOKENS = 8
-_MOST_CUT_OFF = 0.05  # share of completions that end at the limit, above which a warning is logged
-_KEY = ("method", "batch", "sample")
-
-logger = support.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,6 @@ class EvaluationSettings(Sampling):
         stop_strings: replaced by those of the task. max_new_tokens: maximum length; None for the task's limit.
         num_examples: use at most this many examples, from the first. samples_per_prompt: completions of each.
         seed: seed of sampling and of the bootstrap.
-        add_special_tokens: False for prompts that contain them, such as those of a chat template.
         split: the split of the examples; recorded, and compared when a run continues.
         progress: whether a progress bar is shown on standard error.
 
@@ -63,7 +58,6 @@ class EvaluationSettings(Sampling):
     num_examples: int = 500
     samples_per_prompt: int = 1
     seed: int = 0
-    add_special_tokens: bool = True
     split: str | None = None
     progress: bool = True
 
@@ -97,7 +91,7 @@ def read_results(folder: Path | str, header: dict | None = None) -> Results:
         header: the required header; None for any.
 
     Raises:
-        ValueError: if the header differs, a complete line is not an entry, or, without `header`, there are no results.
+        ValueError: if the header differs, or, without `header`, there are no results.
     """
     path = Path(folder) / LINES
     lines = read_lines(path) if path.is_file() else []
@@ -107,18 +101,17 @@ def read_results(folder: Path | str, header: dict | None = None) -> Results:
         return Results(header)
     results = Results(lines[0])
     current, stored = _flat(json.loads(json.dumps(header or {}))), _flat(lines[0])
-    if changes := differences({name: stored.get(name) for name in current}, current):
+    if changes := [name for name in sorted(current) if stored.get(name) != current[name]]:
+        shown = "; ".join(f"{name}: {stored.get(name)!r} there, {current[name]!r} here" for name in changes)
         raise ValueError(
-            f"{path} holds results of other settings ({changes}); use these settings, choose another output "
-            "folder, or remove the older results (--overwrite on the command line)."
+            f"{path} holds results of other settings ({shown}); use these settings, choose another output folder, or "
+            "remove this one."
         )
-    for number, entry in enumerate(lines[1:], start=2):
+    for entry in lines[1:]:
         if "provenance" in entry:
             results.sessions.append(entry["provenance"])
-            continue
-        if missing := [name for name in _KEY if name not in entry]:
-            raise ValueError(f"{path}, line {number} lacks {', '.join(missing)}; {REMOVE_LINE}")
-        results.add(entry)
+        else:
+            results.add(entry)
     return results
 
 
@@ -136,7 +129,6 @@ def evaluate(
     *,
     head: HeadLike | None = None,
     output: Path | str | None = None,
-    overwrite: bool = False,
 ) -> list[dict]:
     """Measure quality, acceptance and cost of several methods on the same prompts under the same seeds.
 
@@ -148,7 +140,6 @@ def evaluate(
             returns the same records; methods can be added later. At the end, `evaluation.json` is written there:
             {"records": [...], "provenance": {...}}. The provenance is that of the first session that measured calls;
             `sessions` has those of the others.
-        overwrite: remove earlier results in `output`, but not in its subfolders, once all checks below have passed.
 
     Returns:
         One record per method, see `summarize`, including the complete methods that are already in the folder.
@@ -156,7 +147,7 @@ def evaluate(
     Raises:
         ValueError: before anything is written, for unknown methods, a head of another pair, prompts that have no
             tokens or do not fit in the learned positions of a model, or an output folder with results of other
-            settings (unless `overwrite`).
+            settings.
 
     Example:
         ```python
@@ -171,8 +162,11 @@ def evaluate(
     limit = settings.max_new_tokens or task.max_new_tokens
     decoder = Decoder(pair, replace(settings, stop_strings=tuple(task.stop_strings), max_new_tokens=limit))
     texts = [task.prompt(example) for example in examples]
-    prompts = encode(pair.tokenizer, texts, settings.add_special_tokens)
-    decoder.check_prompts(prompts)
+    form: dict[str, Any] = {}
+    if isinstance(task, PromptedTask):
+        form = {"shots": task.shots, "chat": task.chat, "thinking": task.thinking}
+    prompts = encode(pair.tokenizer, texts, add_special_tokens=not form.get("chat"))  # chat templates contain them
+    decoder.check_prompts("the data", prompts)
     batches = plan_batches(list(map(len, prompts)), settings.batch_size)
     header = {
         "task": task.name,
@@ -186,16 +180,16 @@ def evaluate(
         "device": pair.target.device.type,
         "data": data_digest([texts, examples]),
         "settings": settings.identity(),
-        **getattr(task, "prompt_format", {}),  # plain tasks have none
+        **form,
     }
     folder = None if output is None else Path(output)
-    results = Results(header) if folder is None or overwrite else read_results(folder, header)
+    results = Results(header) if folder is None else read_results(folder, header)
     found = results.definitions()
     for method in built:
         if found.get(method.label, method.definition) != method.definition:
             raise ValueError(
                 f"the output folder holds {method.label!r} as {found[method.label]}, got {method.definition}; choose "
-                "another label or folder, or remove the older results (--overwrite on the command line)."
+                "another label or folder, or remove the older results."
             )
     by_label = {method.label: method for method in built}
     samples = settings.samples_per_prompt
@@ -220,7 +214,7 @@ def evaluate(
     if calls:
         results.sessions.append(session["provenance"])
     if folder is not None:
-        _open(folder, header, overwrite, [session] if calls else [])
+        _open(folder / LINES, header, [session] if calls else [])
     for call, decoded in decode_calls(
         calls, f"{task.name} at temperature {settings.temperature:g}", settings.progress
     ):
@@ -244,18 +238,15 @@ def evaluate(
         measured, *more = results.sessions or [session["provenance"]]
         source = measured | {"evaluation": header, "methods": results.definitions(), "sessions": more}
         write_json(folder / REPORT, {"records": records, "provenance": source})
-    _warn_about_cut_off_answers(records)
     return records
 
 
-def _open(folder: Path, header: dict, overwrite: bool, sessions: list[dict]) -> None:
-    """Prepare the file of finished calls: remove earlier ones if `overwrite`, or an incomplete last line."""
-    path = folder / LINES
-    for name in (LINES, REPORT) if overwrite else ():
-        (folder / name).unlink(missing_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
+def _open(path: Path, header: dict, sessions: list[dict]) -> None:
+    """Prepare the file of finished calls: write the header, or remove an incomplete last line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
     drop_torn_line(path)
-    is_new = not path.exists() or path.stat().st_size == 0
+    is_new = path.stat().st_size == 0
     append_lines(path, [*([header] if is_new else []), *sessions])
 
 
@@ -270,19 +261,7 @@ def _rows(decoder: Decoder, decoded: Decoded) -> dict[str, list[Any]]:
     if decoded.stats is not None:
         per_row = decoded.stats.per_row
         rows |= {name: [getattr(stats, name) for stats in per_row] for name in COUNTERS}
-        rows["accepted_per_position"] = [list(stats.accepted_per_position) for stats in per_row]
     return rows
-
-
-def _warn_about_cut_off_answers(records: Sequence[dict]) -> None:
-    shares = {record["method"]: record["cut_off_rate"] for record in records}
-    many = {method: share for method, share in shares.items() if share > _MOST_CUT_OFF}
-    if many:
-        listed = ", ".join(f"{share:.0%} ({method})" for method, share in many.items())
-        logger.warning(
-            f"Answers that were cut off at max_new_tokens={records[0]['max_new_tokens']}: {listed}. Raise it: their "
-            "scores also measure the limit."
-        )
 
 
 def _identity(model: PreTrainedModel) -> dict:

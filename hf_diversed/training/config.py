@@ -139,6 +139,8 @@ class DiversedConfig(TrainingArguments):
                 f"baseline=prompt needs num_generations of at least 2, got {self.num_generations}: a rollout is "
                 "compared with the prompt's other rollouts."
             )
+        if self.push_to_hub:
+            raise ValueError("push_to_hub is not supported: publish the saved head with `hf-diversed push`.")
         if self.gradient_accumulation_steps != 1:
             raise ValueError(
                 f"gradient_accumulation_steps must be 1, got {self.gradient_accumulation_steps}: updates are "

@@ -13,13 +13,12 @@ from typing import Any
 
 import torch
 from accelerate.utils import broadcast, gather_object
-from huggingface_hub import CommitInfo
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, set_seed
 
 from hf_diversed import support
-from hf_diversed.evaluation.decoder import Sampling, check_context, encode
+from hf_diversed.evaluation.decoder import Sampling, encode
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
-from hf_diversed.provenance import module_digest, provenance, publishable
+from hf_diversed.provenance import provenance, publishable
 from hf_diversed.training.config import DiversedConfig
 from hf_diversed.training.constraint import Constraint
 from hf_diversed.training.objective import (
@@ -33,7 +32,7 @@ from hf_diversed.training.references import ReferenceRewards
 from hf_diversed.training.rewards import RewardFunc, Rows, named_rewards, score_rows
 from hf_diversed.training.rollout import RolloutOrder, Rollouts, Sampler
 from hf_diversed.verifiers.base import AS_TRAINED
-from hf_diversed.zoo.loader import Pair, load_model, load_tokenizer
+from hf_diversed.zoo.loader import Pair
 
 
 logger = support.get_logger(__name__)
@@ -53,9 +52,8 @@ class DiversedTrainer(Trainer):
     head is the one with the highest acceptance rate that satisfied the constraint in an evaluation.
 
     Args:
-        target: the target model, or its name or folder.
-        draft: the draft model, or its name or folder. None for prompt lookup, as in
-            `generate(prompt_lookup_num_tokens=...)`.
+        target: the target model.
+        draft: the draft model. None for prompt lookup, as in `generate(prompt_lookup_num_tokens=...)`.
         head: head to continue training; None creates one from `args.head_features`, `args.token_features`,
             `args.head_type` and its initial prediction, which are not used for a given head.
         reward_funcs: one or more functions `(completions, **columns) -> list[float | None]`, or their names; see
@@ -63,7 +61,7 @@ class DiversedTrainer(Trainer):
         args: the settings of the run.
         train_dataset: rows with a "prompt", text or chat messages, and the columns that the rewards read.
         eval_dataset: held-out rows in the same format.
-        processing_class: the tokenizer; by default the target's.
+        processing_class: the tokenizer of the pair.
         task: name of the task, stored in the head's configuration.
         stop_strings: strings that end a completion, in addition to EOS.
         kwargs: other arguments of `Trainer`, such as `callbacks`.
@@ -73,7 +71,9 @@ class DiversedTrainer(Trainer):
 
     Example:
         ```python
-        trainer = DiversedTrainer(target, draft, reward_funcs="task:gsm8k", args=config, train_dataset=rows)
+        trainer = DiversedTrainer(
+            target, draft, reward_funcs="task:gsm8k", args=config, train_dataset=rows, processing_class=tokenizer
+        )
         trainer.train()
         trainer.save_model("head-gsm8k")
         ```
@@ -81,15 +81,15 @@ class DiversedTrainer(Trainer):
 
     def __init__(
         self,
-        target: PreTrainedModel | str,
-        draft: PreTrainedModel | str | None,
+        target: PreTrainedModel,
+        draft: PreTrainedModel | None,
         head: DiversedHead | None = None,
         *,
         reward_funcs: RewardFunc | str | Sequence[RewardFunc | str],
         args: DiversedConfig,
         train_dataset: Rows,
         eval_dataset: Rows | None = None,
-        processing_class: PreTrainedTokenizerBase | None = None,
+        processing_class: PreTrainedTokenizerBase,
         task: str | None = None,
         stop_strings: Sequence[str] = (),
         **kwargs,
@@ -101,13 +101,11 @@ class DiversedTrainer(Trainer):
         if len(weights) != len(self.reward_funcs):
             raise ValueError(f"reward_weights must hold {len(self.reward_funcs)}, one per reward, got {len(weights)}.")
         self._score = partial(score_rows, self.reward_funcs, weights)
-        tokenizer = processing_class or load_tokenizer(
-            target if isinstance(target, str) else support.base_model(target).name_or_path
-        )
-        target, draft = _frozen(target, args.device), None if draft is None else _frozen(draft, args.device)
+        for model in (target, draft):
+            if model is not None:
+                model.eval().requires_grad_(False)
         if args.n_gpu > 1:
             args._n_gpu = 1  # DataParallel would split groups of rollouts; use `accelerate launch` for more devices
-        self._continued_from = None if head is None else module_digest(head)
         self._fresh = head is None  # until the inputs are standardized
         head = fresh_head(target, draft, args) if head is None else head
         head.config.task = task or head.config.task
@@ -125,7 +123,7 @@ class DiversedTrainer(Trainer):
             stop_strings=tuple(stop_strings),
         )
         progress = not args.disable_tqdm and args.process_index == 0
-        self.sampler = Sampler(Pair(target, draft, tokenizer), settings, progress)
+        self.sampler = Sampler(Pair(target, draft, processing_class), settings, progress)
         self.acceptance_model = TokenAcceptance() if head.needs_token else MixtureAcceptance()
         self.constraint = (
             Constraint(args.max_quality_drop, args.acceptance_coef_init) if args.acceptance_coef is None else None
@@ -135,21 +133,13 @@ class DiversedTrainer(Trainer):
         self.batch: Batch | None = None
         self._step_of_head: int | None = None  # step of the best head, once it is loaded
         self._metrics: dict[str, list[float]] = defaultdict(list)
-        self._check_prompts("train_dataset", train_dataset, args.max_completion_length)
-        self._check_prompts("eval_dataset", eval_dataset or (), args.max_completion_length)
+        for name, rows in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset or ())):
+            prompts = encode(processing_class, [row["prompt"] for row in rows])
+            self.sampler.decoder.check_prompts(name, prompts)
         super().__init__(
             head, args, data_collator=list, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs
         )
         self.model_accepts_loss_kwargs = False
-
-    def _check_prompts(self, name: str, rows: Rows, new_tokens: int) -> None:
-        """Raise ValueError for rows of a dataset without a prompt, or with a prompt that leaves no room to answer."""
-        if any("prompt" not in row for row in rows):
-            raise ValueError(f'every row of {name} must have a "prompt".')
-        pair = self.sampler.pair
-        models = {"target": pair.target} | ({} if pair.draft is None else {"draft": pair.draft})
-        lengths = [len(ids) for ids in encode(pair.tokenizer, [row["prompt"] for row in rows])]
-        check_context(name, lengths, new_tokens, models)
 
     # Rollouts and updates
 
@@ -273,7 +263,9 @@ class DiversedTrainer(Trainer):
         """Log one batch of rollouts of all devices, and update the constraint."""
         rewards = _column(facts, "reward")
         if not rewards:
-            raise ValueError("every reward of a batch of rollouts is None; check the reward functions.")
+            raise ValueError(
+                "every reward of a batch of rollouts is None; check the reward functions and their columns."
+            )
         metrics = {"acceptance_coef": self.acceptance_coef}
         if self.constraint is not None and (drops := _column(facts, "drop")):
             self.constraint.update(len(drops), _mean(drops), _mean(_column(facts, "accepted_share")))
@@ -367,7 +359,6 @@ class DiversedTrainer(Trainer):
             "training": publishable(
                 {item.name: getattr(self.args, item.name) for item in DiversedConfig.own_fields()}
             ),
-            "continued_from": self._continued_from,
             "rewards": list(self.reward_funcs),
             "step": step,
             "validation": evaluations[-1] if evaluations else None,
@@ -390,31 +381,6 @@ class DiversedTrainer(Trainer):
             self.constraint.coef, self.constraint.batches = (state["constraint"][name] for name in ("coef", "batches"))
             self.references.rewards = state["references"]
 
-    def push_to_hub(
-        self,
-        commit_message: str | None = "End of training",
-        blocking: bool = True,
-        token: str | None = None,
-        revision: str | None = None,
-        **kwargs,
-    ) -> CommitInfo | None:
-        """Publish the head with its training record in one commit; `kwargs` as in `DiversedHead.push_to_hub`."""
-        args = self.args
-        self.save_model(_internal_call=True)
-        if not self.is_world_process_zero():
-            return None
-        return self.model.push_to_hub(
-            self.hub_model_id or args.hub_model_id or Path(args.output_dir).absolute().name,
-            training=Path(args.output_dir) / "provenance.json",
-            commit_message=commit_message,
-            token=token or args.hub_token,
-            revision=revision or args.hub_revision,
-            **({"private": args.hub_private_repo} | kwargs),
-        )
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Publish at the end only: transformers would also upload pickle files."""
-
 
 _COUNTS = ("num_accepted", "num_drafted", "num_emitted", "num_rounds")
 
@@ -433,11 +399,6 @@ def _column(facts: list[Facts], name: str) -> list[float]:
 def _mean(values: Sequence[float]) -> float:
     """Return the mean; NaN for no values."""
     return sum(values) / len(values) if values else math.nan
-
-
-def _frozen(model: PreTrainedModel | str, device: torch.device) -> PreTrainedModel:
-    """Return a model, loaded if it is a name, in eval mode and without gradients."""
-    return (load_model(model, device) if isinstance(model, str) else model).eval().requires_grad_(False)
 
 
 def fresh_head(target: PreTrainedModel, draft: PreTrainedModel | None, args: DiversedConfig) -> DiversedHead:

@@ -12,7 +12,6 @@ from hf_diversed.head import load_head
 from hf_diversed.provenance import module_digest
 from tests.commands import succeed
 from tests.hub.test_card import HUB, make_evaluation, make_training, snippet_of
-from tests.training import runs
 
 
 REPO = "org/head-gsm8k"
@@ -130,15 +129,3 @@ def test_every_way_to_name_a_head(hub):
     assert module_digest(AutoModel.from_pretrained(REPO)) == module_digest(second)
     assert module_digest(DiversedHead.from_pretrained(REPO, revision=commit.oid)) == module_digest(first)
     assert module_digest(load_head(f"{REPO}@v3")) == module_digest(third)
-
-
-def test_a_trainer_publishes_its_head(hub, tmp_path):
-    """Catches training_args.bin, optimizer states and the card of transformers, and a push at a checkpoint."""
-    trainer = runs.trainer(tmp_path, push_to_hub=True, hub_model_id=REPO, max_steps=2, save_steps=2)
-    trainer.train()
-    assert hub.files(REPO) == {}
-    trainer.push_to_hub()
-    assert set(hub.files(REPO)) == FILES - {"evaluation.json"}
-    pulled = DiversedHead.from_pretrained(REPO, cache_dir=tmp_path / "elsewhere")
-    assert module_digest(pulled) == module_digest(trainer.model)
-    assert "generated_from_trainer" not in hub.files(REPO)["README.md"].decode()

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from hf_diversed import DiversedHead
-from hf_diversed.provenance import module_digest
-from tests.tiny import EOS, calibration
+from tests.tiny import EOS, calibration, tiny_model
 from tests.training import runs
 
 
@@ -191,27 +190,6 @@ def test_noise_does_not_select_a_head(tmp_path, monkeypatch):
     assert evaluated([0.2, None, 0.2, 0.2]) == pytest.approx(-0.2)
 
 
-def test_models_by_name(tmp_path):
-    """Catches names that only work for models already loaded, and a tokenizer that would pad on the right."""
-    target, draft = runs.pair()
-    for name, model in (("target", target), ("draft", draft)):
-        model.save_pretrained(tmp_path / name)
-    tokenizer = runs.tokenizer()
-    tokenizer.padding_side = "right"
-    tokenizer.save_pretrained(tmp_path / "target")
-    trainer = runs.DiversedTrainer(
-        str(tmp_path / "target"),
-        str(tmp_path / "draft"),
-        reward_funcs="tests.training.runs.letters",
-        args=runs.config(tmp_path / "run", max_steps=2),
-        train_dataset=runs.rows(),
-    )
-    assert trainer.model.config.base_model_name_or_path == "target"
-    assert trainer.model.config.assistant_model_name_or_path == "draft"
-    assert trainer.sampler.pair.tokenizer.padding_side == "left"
-    assert list(trainer.reward_funcs) == ["letters"]
-
-
 def test_given_head_is_trained(tmp_path):
     """Catches a given head that is replaced by a new one, that keeps a calibration of its earlier weights, or that is
     trained with the settings of the other kind."""
@@ -223,24 +201,23 @@ def test_given_head_is_trained(tmp_path):
     assert (head.config.strictness, head.config.calibration) == (0.5, None)
     assert (head.config.training_temperature, head.config.num_assistant_tokens) == (0.7, 2)
     assert (trainer.args.clip_range, trainer.args.baseline) == (0.5, "prompt")
-    trainer.save_model()
-    assert json.loads((tmp_path / "provenance.json").read_text())["continued_from"] == module_digest(head)
 
 
 LONG = runs.rows(["a", "b" * 117, "c" * 118, "d" * 200])
-UNPROMPTED = [{"prompt": "a"}, {"text": "b"}]
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"train_dataset": UNPROMPTED}, 'every row of train_dataset must have a "prompt"'),
-        ({"train_dataset": LONG}, "prompt 2 of train_dataset has 119 tokens; at most 118 fit, as the target has 128"),
+        (
+            {"train_dataset": LONG, "models": (tiny_model("gpt2"), None)},
+            "prompt 3 of train_dataset has 201 tokens; with up to 10 new tokens it exceeds the model's 128 positions",
+        ),
         ({"reward_weights": [1.0, 2.0]}, "reward_weights must hold 1, one per reward, got 2"),
     ],
 )
 def test_runs_that_cannot_start(tmp_path, settings: dict, message: str):
-    """Catches prompts without a position left for a completion, which models with rotary positions accept, and a
-    reward without a weight, which would be ignored."""
+    """Catches prompts without a learned position left for a completion, and a reward without a weight, which would be
+    ignored."""
     with pytest.raises(ValueError, match=message):
         runs.trainer(tmp_path, **settings)
