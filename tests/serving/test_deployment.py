@@ -36,12 +36,10 @@ def test_every_verifier_is_served_or_refused_by_name():
         ({"quality": 0.5}, "got quality in it"),
         ({}, "the verifier 'diversed' needs `head`"),
         ({"verifier": "static:0.5", "head": HEAD}, "`head` belongs to the verifier 'diversed', which is not among"),
-        ({"head": HEAD, "choices": "static:0.5"}, "`choices` must be a list of verifiers by name, .* got 'static"),
         ({"verifier": "statik:0.5"}, "unknown verifier 'statik'"),
         ({"verifier": "static:0.5", "strictness": 0.5}, "'static:0.5' has no strictness; its settings: max_bias"),
         ({"verifier": "static:0.5:0.1"}, "has bounds in its name; set `max_bias` or `max_ratio` beside the verifier"),
         ({"head": HEAD, "strictness": 2}, r"`strictness` must lie in \[0, 1\], got 2.0"),
-        ({"verifier": 3}, r'`verifier` must be a verifier by name, such as "lenience:0.3", got 3'),
     ],
 )
 def test_refuses_settings_by_name(settings, words):

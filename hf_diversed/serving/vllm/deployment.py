@@ -13,7 +13,6 @@ import torch
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.head import DiversedHead, load_head
 from hf_diversed.serving.vllm.logits import RequestSettings
-from hf_diversed.serving.vllm.served_head import ServedHead
 from hf_diversed.verifiers import (
     VERIFIERS,
     DiversedVerifier,
@@ -24,7 +23,7 @@ from hf_diversed.verifiers import (
 )
 from hf_diversed.verifiers.base import check_range
 from hf_diversed.verifiers.mixture import MixtureVerifier
-from hf_diversed.verifiers.names import DIVERSED, base_name
+from hf_diversed.verifiers.names import DIVERSED, LOSSLESS, base_name
 
 
 KEY = "hf_diversed"  # in --additional-config
@@ -70,7 +69,7 @@ class Deployment:
     """The verifiers of one engine, and the defaults of its requests.
 
     Attributes:
-        names: the names by which requests choose verifiers; the first is the default.
+        names: the names by which requests choose verifiers, with "lossless"; the first is the default.
         verifiers: in the order of `names`.
         defaults: settings of requests that set none of their own: some of strictness, max_bias, max_ratio.
         head: the head of "diversed", if that is among the verifiers.
@@ -117,13 +116,7 @@ class Deployment:
         """
         given = dict(given)
         verifier, choices = given.pop("verifier", DIVERSED), given.pop("choices", ())
-        if not isinstance(verifier, str):
-            raise ValueError(f'`verifier` must be a verifier by name, such as "lenience:0.3", got {verifier!r:.200}.')
-        if not isinstance(choices, (list, tuple)) or not all(isinstance(name, str) for name in choices):
-            raise ValueError(
-                f'`choices` must be a list of verifiers by name, such as ["lenience:0.3"], got {choices!r:.200}.'
-            )
-        names = tuple(dict.fromkeys((verifier, *choices)))
+        names = tuple(dict.fromkeys((verifier, *choices, LOSSLESS)))
         head = _load_head(given.pop("head", None), names)
         verifiers = tuple(_build(name, head, one_hot) for name in names)
         deployment = cls(names, verifiers, given, head, one_hot)
@@ -150,19 +143,14 @@ class Deployment:
         """
         values = _fields(params.extra_args or {})
         name = values.pop("verifier", self.names[0])
-        if name in self.names:
-            index = self.names.index(name)
-            known = self.settings_of(index)
-            defaults = {setting: value for setting, value in self.defaults.items() if setting in known}
-            return self._read(index, defaults | values, PREFIX).at(float(params.temperature))
-        if name != "lossless":
-            known_names = ", ".join(dict.fromkeys((*self.names, "lossless")))
+        if name not in self.names:
             raise ValueError(
-                f"`{PREFIX}verifier` must be one of {known_names}, got {name!r:.200}; `choices` adds more."
+                f"`{PREFIX}verifier` must be one of {', '.join(self.names)}, got {name!r:.200}; `choices` adds more."
             )
-        if values:
-            raise ValueError(_no_setting("lossless", sorted(values), frozenset(), PREFIX))
-        return RequestSettings()
+        index = self.names.index(name)
+        known = self.settings_of(index)
+        defaults = {setting: value for setting, value in self.defaults.items() if setting in known}
+        return self._read(index, defaults | values, PREFIX).at(float(params.temperature))
 
     def request_or_lossless(self, params: Any) -> RequestSettings:
         """Return `request`, or lossless settings for what it refuses, so that the engine goes on."""
@@ -177,7 +165,11 @@ class Deployment:
         prefix. The default strictness is that of the head."""
         known = self.settings_of(index)
         if wrong := sorted(values.keys() - known):
-            raise ValueError(_no_setting(self.names[index], wrong, known, prefix))
+            takes = ", ".join(prefix + name for name in SETTINGS if name in known) or "none"
+            raise ValueError(
+                f"verifier {self.names[index]!r} has no {', '.join(prefix + name for name in wrong)}; its settings: "
+                f"{takes}."
+            )
         if "strictness" in known and self.head is not None:
             values = {"strictness": self.head.config.strictness} | dict(values)
         checked = {name: _in_range(prefix + name, value, *SETTINGS[name]) for name, value in values.items()}
@@ -197,12 +189,6 @@ def _fields(extra: Mapping[str, Any]) -> dict[str, Any]:
             allowed = ", ".join(PREFIX + field for field in _FIELDS)
             raise ValueError(f"`{name}` is not a field of `vllm_xargs`. Allowed: {allowed}.")
     return ours
-
-
-def _no_setting(verifier: str, wrong: list[str], known: frozenset[str], prefix: str) -> str:
-    """Return the error message for settings that a verifier does not have."""
-    takes = ", ".join(prefix + name for name in SETTINGS if name in known) or "none"
-    return f"verifier {verifier!r} has no {', '.join(prefix + name for name in wrong)}; its settings: {takes}."
 
 
 def _in_range(name: str, value: Any, low: float, high: float, meaning: str) -> float:
@@ -272,7 +258,7 @@ def _build(name: str, head: DiversedHead | None, one_hot: bool) -> Verifier:
     if kind in _NOT_SERVED:
         served = ", ".join(sorted(VERIFIERS.keys() - _NOT_SERVED.keys()))
         raise ValueError(f"verifier {name!r} is not served by vLLM: {_NOT_SERVED[kind]}. Served are {served}.")
-    verifier = DiversedVerifier(ServedHead(head)) if name == DIVERSED and head is not None else build_verifier(name)
+    verifier = DiversedVerifier(head) if name == DIVERSED and head is not None else build_verifier(name)
     if verifier.needs_draft_confidence and one_hot:
         raise ValueError(
             f"verifier {name!r} reads the draft model's confidence, which greedy and looked-up draft tokens do not "

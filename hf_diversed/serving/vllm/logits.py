@@ -60,6 +60,7 @@ NEUTRAL = {item.name: item.default for item in fields(RequestSettings) if item.n
 COLUMNS = len(RequestSettings().row())
 
 
+@torch.no_grad()
 def served_logits(
     verifiers: Sequence[Verifier],
     present: Collection[RequestSettings],
