@@ -20,7 +20,6 @@ import torch
 _PACKAGES = ("torch", "transformers", "accelerate", "peft", "tokenizers", "huggingface-hub", "numpy", "torchao")
 _SAMPLED = 16  # values of each tensor in `weights_digest`
 _DIGESTS: WeakKeyDictionary[torch.nn.Module, tuple[Any, str | None]] = WeakKeyDictionary()  # by first submodule
-_TOKEN = re.compile(r"hf_[A-Za-z0-9]{16,}")
 _FOLDERS = re.compile(r"(?:^|(?<=[:=,\s]))~?/(?:[^/\s:=,]+/)*(?=[^/\s])")  # of an absolute path
 
 
@@ -104,7 +103,7 @@ def _plain_tensors(name: str, value: torch.Tensor | None) -> dict[str, torch.Ten
 
 
 def publishable(value: Any) -> Any:
-    """Return a JSON value in which absolute paths are shortened to their last part, and Hub tokens are removed."""
+    """Return a JSON value in which absolute paths are shortened to their last part."""
     if isinstance(value, Mapping):
         return {publishable(key): publishable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -117,7 +116,7 @@ def publishable(value: Any) -> Any:
         return value
     if value.startswith(("/", "~/")):
         return Path(value).name
-    return _FOLDERS.sub("", _TOKEN.sub("***", value))
+    return _FOLDERS.sub("", value)
 
 
 def _device_name(device: torch.device) -> str:

@@ -1,6 +1,5 @@
 """`hf-diversed demo`."""
 
-import json as json_format
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -11,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from hf_diversed.cli.options import Debug, Device, Dtype, Json, Seed, Temperature, console
+from hf_diversed.cli.options import Debug, Device, Dtype, Seed, Temperature, console
 
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ def demo(
     temperature: Temperature = 1.0,
     device: Device = None,
     dtype: Dtype = None,
-    json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Compare decoding methods on word problems with the embedded pair, offline.
@@ -78,9 +76,6 @@ def demo(
     rows = [Row(method) for method in methods]
     _measure(decoder, rows, encoded, seed, repeats)
     right = [sum(task.score_batch(row.texts, records)) for row in rows]
-    if json:
-        print(json_format.dumps([_record(rows, index, right[index]) for index in range(len(rows))], indent=1))
-        return
     console.print(
         f"A small model drafts {num_assistant_tokens} tokens per round; a larger one verifies them:\n",
         highlight=False,
@@ -129,19 +124,6 @@ def _measure(decoder: "Decoder", rows: list[Row], encoded: Sequence[list[int]], 
 def _speedup(rows: list[Row], row: Row) -> float:
     """Return tokens per second over those of the target, the first row: the median of the repeats."""
     return median(own / target for own, target in zip(row.tokens_per_second, rows[0].tokens_per_second))
-
-
-def _record(rows: list[Row], index: int, right: float) -> dict[str, Any]:
-    """Return a row as JSON."""
-    row = rows[index]
-    return {
-        "method": row.method.label,
-        "acceptance_rate": None if row.stats is None else row.stats.acceptance_rate,
-        "block_efficiency": None if row.stats is None else row.stats.block_efficiency,
-        "tokens_per_second": row.tokens_per_second,
-        "speedup": _speedup(rows, row),
-        "right": right,
-    }
 
 
 def _table(rows: list[Row], right: list[float], num_prompts: int) -> Table:

@@ -18,7 +18,7 @@ from hf_diversed.verifiers.names import DIVERSED
 TEMPLATE = Path(__file__).parent / "templates" / "head_card.md"
 LICENSE = "apache-2.0"
 TAGS = ("diversed", "speculative-decoding", "arxiv:2604.07622")
-# Settings of an evaluation: a column where they differ between records, else part of the sentence below the table.
+# Settings of an evaluation, in the sentence below the table.
 _SETTINGS = {
     "task": "task {}",
     "n": "{} prompts",
@@ -129,25 +129,18 @@ def _sampling(config: DiversedHeadConfig, own: Record, settings: Record) -> dict
 
 def _table(records: Sequence[Record]) -> list[list[str]]:
     """Return the table of all methods, header first; without rows if nothing was measured."""
-    differing = [name for name in _SETTINGS if len({record.get(name) for record in records}) > 1]
-    metrics = {record.get("metric") for record in records}
-    quality = metrics.pop() if len(metrics) == 1 else None
-    rows = [["method", *differing, quality or "quality", "drop", "accepted / drafted", "tokens per round"]]
+    metric = records[0].get("metric") if records else None
+    rows = [["method", metric or "quality", "drop", "accepted / drafted", "tokens per round"]]
     for record in records:
         figures = [with_bounds(record, name) for name in ("quality", "quality_drop", "acceptance_rate")]
-        shown = ["-" if record.get(name) is None else str(record[name]) for name in differing]
-        rows.append([f"`{record['method']}`", *shown, *figures, number(record.get("block_efficiency"))])
+        rows.append([f"`{record['method']}`", *figures, number(record.get("block_efficiency"))])
     return rows
 
 
 def _about(records: Sequence[Record]) -> str:
-    """Return the settings that all records share."""
-    shared = {
-        name: {record.get(name) for record in records}.pop()
-        for name in _SETTINGS
-        if len({record.get(name) for record in records}) == 1
-    }
-    return ", ".join(_SETTINGS[name].format(value) for name, value in shared.items() if value is not None)
+    """Return the settings of an evaluation, which all its records share."""
+    first = records[0] if records else {}
+    return ", ".join(text.format(first[name]) for name, text in _SETTINGS.items() if first.get(name) is not None)
 
 
 def _eval_results(own: Record) -> list[EvalResult]:

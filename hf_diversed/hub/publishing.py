@@ -48,7 +48,7 @@ def write_folder(
         tags, license: of the card, as on the Hub.
 
     Raises:
-        ValueError: if a record is not a JSON object, or the evaluation was made with other weights.
+        ValueError: if the evaluation was made with other weights.
     """
     head, about, how = _read(head, evaluation, training)
     folder = Path(folder)
@@ -141,11 +141,5 @@ def _read(
 def _record(given: Record) -> dict[str, Any]:
     """Return a record, or read it from its file, as `publishable`; {} for None."""
     if isinstance(given, (str, Path)):
-        try:
-            found = json.loads(Path(given).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{given} is not valid JSON: {error}") from error
-        if not isinstance(found, dict):
-            raise ValueError(f"{given} must hold a JSON object, got {type(found).__name__}.")
-        given = found
+        given = json.loads(Path(given).read_text(encoding="utf-8"))
     return publishable(given or {})
