@@ -51,7 +51,6 @@ def calibrate(
     allow_code_execution: options.AllowCode = False,
     allow_unsafe_code_execution: options.AllowUnsafeCode = False,
     output: options.Output = None,
-    overwrite: options.Overwrite = False,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
@@ -66,7 +65,6 @@ def calibrate(
     from hf_diversed.cli.loading import load_task, quiet_transformers, read_records, read_shots
     from hf_diversed.evaluation import EvaluationSettings
     from hf_diversed.evaluation.calibrate import calibrate as run
-    from hf_diversed.evaluation.calibrate import check_shares
     from hf_diversed.files import write_json
     from hf_diversed.generation.confidence import DEFAULT_NUM_ASSISTANT_TOKENS
     from hf_diversed.head import DiversedHead
@@ -74,7 +72,6 @@ def calibrate(
     from hf_diversed.zoo import load_pair
 
     quiet_transformers()
-    check_shares(max_quality_drop, confidence)
     loaded = DiversedHead.from_pretrained(head).eval()
     task = task or loaded.config.task
     if task is None:
@@ -91,7 +88,6 @@ def calibrate(
         num_examples=num_examples,
         samples_per_prompt=samples_per_prompt or (1 if temperature == 0 else 2),
         seed=seed,
-        add_special_tokens=not chat,
         split=split if data_file is None else Path(data_file).name,
     )
     examples = read_records(scored, split, num_examples, seed, data_file)
@@ -107,7 +103,6 @@ def calibrate(
         output or head / "calibration" / f"{task}_temperature-{temperature:g}_gamma-{gamma}",
         max_quality_drop=max_quality_drop,
         confidence=confidence,
-        overwrite=overwrite,
     )
     found = tested[0].p_value <= 1.0 - confidence
     if found:

@@ -40,7 +40,6 @@ def evaluate(
     allow_code_execution: options.AllowCode = False,
     allow_unsafe_code_execution: options.AllowUnsafeCode = False,
     output: options.Output = None,
-    overwrite: options.Overwrite = False,
     plot: Annotated[
         Path | None, typer.Option(help="PNG, SVG or PDF file for a plot of quality against acceptance.")
     ] = None,
@@ -79,7 +78,6 @@ def evaluate(
         num_examples=num_examples,
         samples_per_prompt=samples_per_prompt,
         seed=seed,
-        add_special_tokens=not chat,
         split=split if data_file is None else Path(data_file).name,
     )
     scored = load_task(task, allow_code_execution, allow_unsafe_code_execution)
@@ -90,7 +88,7 @@ def evaluate(
     pool = read_shots(scored, shots, shots_file, seed)
     pair = load_pair(target, draft, device, dtype)
     prompted = PromptedTask(scored, pair.tokenizer, pool=pool, shots=shots, chat=chat, thinking=thinking)
-    rows = run(pair, prompted, examples, names, settings, head=own_head, output=output, overwrite=overwrite)
+    rows = run(pair, prompted, examples, names, settings, head=own_head, output=output)
     if json:
         print(json_format.dumps({"records": rows}, indent=1))
     else:

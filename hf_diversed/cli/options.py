@@ -66,5 +66,4 @@ AllowUnsafeCode = Annotated[
         "--allow-unsafe-code-execution", help="Let code tasks run completions without isolation, in a container."
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Remove the results of an earlier run.")]
 Output = Annotated[Path | None, typer.Option(help="Folder of finished calls; an interrupted run continues from it.")]

@@ -52,7 +52,6 @@ def calibrate(
     *,
     max_quality_drop: float = 0.01,
     confidence: float = 0.95,
-    overwrite: bool = False,
 ) -> list[Tested]:
     """Find the most permissive strictness for a tolerated quality drop, by fixed-sequence testing.
 
@@ -69,7 +68,6 @@ def calibrate(
         output: a folder that stores every finished call, so that an interrupted calibration can continue.
         max_quality_drop: tolerated drop, in (0, 1), in units of the task's metric.
         confidence: in (0, 1).
-        overwrite: remove earlier results in `output` before the first strictness is measured, as in `evaluate`.
 
     Returns:
         All tested settings; all but the last have passed. The last one has if its p-value is at most `1 - confidence`.
@@ -77,7 +75,9 @@ def calibrate(
     Raises:
         ValueError: for values out of range, and as in `evaluate`.
     """
-    check_shares(max_quality_drop, confidence)
+    for name, share in (("max_quality_drop", max_quality_drop), ("confidence", confidence)):
+        if not 0.0 < share < 1.0:
+            raise ValueError(f"`{name}` must lie between 0 and 1, got {share!r}.")
     if settings.num_assistant_tokens is None:
         raise ValueError("`num_assistant_tokens` must be set for a calibration, got None.")
     if pair.draft is None:
@@ -94,7 +94,6 @@ def calibrate(
             settings,
             head=head,
             output=output,
-            overwrite=overwrite and not tested,  # later strictness values use the calls of the first
         )
         results = read_results(output)
         drops = rewards(results, PLAIN).mean(axis=1) - rewards(results, label).mean(axis=1)
@@ -148,14 +147,7 @@ def p_value(drops: np.ndarray, max_quality_drop: float) -> float:
     Args:
         drops: `[P]` in [-1, 1], of prompts drawn independently from one distribution, in an order independent of them.
         max_quality_drop: in (0, 1).
-
-    Raises:
-        ValueError: for values out of range.
     """
-    drops = np.asarray(drops, dtype=np.float64)
-    if drops.ndim != 1 or not len(drops) or not (np.abs(drops) <= 1.0).all():
-        raise ValueError("`drops` must be at least one value in [-1, 1], one per prompt; average samples first.")
-    check_shares(max_quality_drop)
     counts = np.arange(1, len(drops) + 1)
     mean = np.cumsum(drops) / (counts + 1)
     variance = (1.0 + np.cumsum((drops - mean) ** 2)) / (counts + 1)
@@ -163,13 +155,3 @@ def p_value(drops: np.ndarray, max_quality_drop: float) -> float:
     bets = np.minimum(_LARGEST_BET, np.sqrt(2.0 * _BETS_SUIT / (len(drops) * variance)))
     log_capital = np.cumsum(np.log1p(bets * (max_quality_drop - drops)))
     return float(math.exp(-max(0.0, log_capital.max())))
-
-
-def check_shares(max_quality_drop: float, confidence: float = 0.95) -> None:
-    """Raise ValueError unless both values lie strictly between 0 and 1."""
-    for name, value, advice in (
-        ("max_quality_drop", max_quality_drop, "0.01 tolerates one point."),
-        ("confidence", confidence, "at 0.95, at most one calibration in 20 tolerates a larger drop."),
-    ):
-        if isinstance(value, str) or not 0.0 < value < 1.0:  # also refuses NaN
-            raise ValueError(f"`{name}` must lie between 0 and 1, got {value!r}; {advice}")

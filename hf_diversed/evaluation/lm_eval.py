@@ -1,7 +1,7 @@
 """Generation tasks of lm-evaluation-harness with relaxed decoding.
 
     python -m hf_diversed.evaluation.lm_eval run --model hf-diversed --tasks gsm8k --batch_size 8 \\
-        --model_args pretrained=org/target,assistant=org/draft,head=org/head,strictness=0.5
+        --model_args pretrained=org/target,assistant=org/draft,head=org/head,method=diversed@0.5
 
 is `lm-eval run` with an additional model class. Releases with plugins find the class without this command.
 """
@@ -18,7 +18,6 @@ from hf_diversed.generation.processing import CompletionStopStrings, stop_criter
 from hf_diversed.generation.recording import record_stats
 from hf_diversed.outputs import SpeculativeStats
 from hf_diversed.verifiers.names import DIVERSED, LOSSLESS
-from hf_diversed.zoo.loader import WEIGHTS
 
 
 try:
@@ -31,9 +30,6 @@ except ModuleNotFoundError as error:
     raise (SystemExit if __name__ == "__main__" else ImportError)(words) from error
 
 
-EMBEDDED = "embedded"
-
-
 @register_model("hf-diversed")
 class DiversedLM(HFLM):
     """`HFLM` that decodes with a draft model and a verifier, and reports statistics per task.
@@ -43,40 +39,28 @@ class DiversedLM(HFLM):
     statistics include the copies with which lm-eval fills up the last batch.
 
     Args:
-        pretrained, assistant: Hub ids or folders of target and draft model; "embedded" and None select the embedded
-            pair.
-        head: Hub id or folder of a head, or the task of an embedded head.
-        method: as in `hf-diversed evaluate`: "lossless", "static:0.7", "diversed" ...; "diversed" if there is a head,
-            else "lossless". "target" is the target alone.
-        strictness: strictness of a head, in [0, 1]; the same as "@0.7" after the method.
+        pretrained, assistant: Hub ids or folders of target and draft model.
+        head: Hub id or folder of a head.
+        method: as in `hf-diversed evaluate`: "lossless", "static:0.7", "diversed@0.7" ...; "diversed" if there is a
+            head, else "lossless". "target" is the target alone.
         num_assistant_tokens: draft tokens per round; by default the head's, or 5.
         hflm_args: arguments of `HFLM`. The draft model uses the target's dtype and device.
 
     Raises:
-        ValueError: before a model is loaded, for unknown methods and conflicting arguments; before any forward pass,
+        ValueError: before a model is loaded, for unknown methods and without a draft model; before any forward pass,
             for a head of another pair and for tasks that require likelihoods.
     """
 
     def __init__(
         self,
-        pretrained: str = EMBEDDED,
+        pretrained: str,
         assistant: str | None = None,
         head: str | None = None,
         method: str | None = None,
-        strictness: float | None = None,
         num_assistant_tokens: int | None = None,
         **hflm_args: Any,
     ) -> None:
-        spec = _method_name(method, head, strictness)
-        if pretrained == EMBEDDED:
-            if assistant is not None:
-                raise ValueError(
-                    "pretrained= and assistant= go together: name both, or neither for the embedded pair."
-                )
-            pretrained, assistant = str(WEIGHTS / "target"), str(WEIGHTS / "draft")
-            hflm_args = {"tokenizer": str(WEIGHTS / "tokenizer"), "dtype": "float32"} | hflm_args
-            if head is not None and (WEIGHTS / "heads" / head).is_dir():
-                head = str(WEIGHTS / "heads" / head)
+        spec = method or (LOSSLESS if head is None else DIVERSED)
         plain = build_methods([spec], head)[0].verifier is None  # checked here, before the models are loaded
         if assistant is None and not plain:
             raise ValueError(f"method {spec!r} needs a draft model: pass assistant=.")
@@ -150,14 +134,6 @@ class DiversedLM(HFLM):
         method = {"method": self.method.label, "definition": self.method.definition, **self.named}
         tasks = {task: {"num_samples": len(stats.per_row)} | stats.to_dict() for task, stats in self.stats.items()}
         return super().get_model_info() | {"hf_diversed": method | {"tasks": tasks}}
-
-
-def _method_name(method: str | None, head: str | None, strictness: float | None) -> str:
-    """Return the method name for `build_methods`."""
-    spec = method or (LOSSLESS if head is None else DIVERSED)
-    if spec != DIVERSED and (head is not None or strictness is not None):
-        raise ValueError(f"head= and strictness= require method=diversed, got method={spec}; remove them.")
-    return spec if strictness is None else f"{spec}@{strictness}"
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from hf_diversed.verifiers.names import LOSSLESS, PLAIN
 
 
 # Counters that are summed over rows and prompts, by their names in `SpeculativeStats`.
-COUNTERS = ("num_rounds", "num_drafted", "num_accepted", "num_rejected", "weight_sum", "weight_count")
+COUNTERS = ("num_rounds", "num_drafted", "num_accepted", "num_rejected")
 # Replicates in which the statistic is undefined are left out; if their share is larger, there is no interval.
 MAX_OUTSIDE = 0.05
 _Z = NormalDist().inv_cdf(0.975)  # for two-sided bounds of 95%
@@ -198,7 +198,7 @@ class MethodTable:
         self.sums = {
             name: np.bincount(prompts, np.array(values, dtype=np.float64), num_prompts)
             for name, values in self.rows.items()
-            if name not in ("prompt", "text", "accepted_per_position")
+            if name != "prompt" and isinstance(values[0], (int, float))
         }
         self.sums["rows"] = np.bincount(prompts, minlength=num_prompts).astype(np.float64)
 
@@ -208,15 +208,6 @@ class MethodTable:
             return None
         below = sum(float(self.sums[name].sum()) for name in denominators)
         return float(self.sums[numerator].sum()) / below if below else None
-
-    def accepted_per_position(self) -> list[float] | None:
-        """Return the share of rounds in which draft position j was accepted."""
-        if "accepted_per_position" not in self.rows:
-            return None
-        rounds = float(self.sums["num_rounds"].sum())
-        counts = self.rows["accepted_per_position"]
-        width = max(map(len, counts))
-        return [sum(row[j] for row in counts if j < len(row)) / rounds for j in range(width)]
 
 
 def summarize(results: Results, labels: Sequence[str] | None = None) -> list[dict]:
@@ -279,8 +270,6 @@ def _acceptance(table: MethodTable, bootstrap: Bootstrap) -> dict:
     return rate | {
         "verified_acceptance_rate": table.rate("num_accepted", "num_accepted", "num_rejected"),
         "block_efficiency": table.rate("tokens", "num_rounds"),
-        "accepted_per_position": table.accepted_per_position(),
-        "mean_weight": table.rate("weight_sum", "weight_count"),
     }
 
 

@@ -22,9 +22,9 @@ def few_strictnesses(monkeypatch):
     monkeypatch.setattr("hf_diversed.evaluation.calibrate.STRICTNESSES", STRICT_TO_PERMISSIVE)
 
 
-def run(pair, folder: Path, task=None, limit=LARGE, head=None, overwrite=False):
+def run(pair, folder: Path, task=None, limit=LARGE, head=None):
     task, head = task or LetterTask(), head or tiny_head()
-    return calibrate(pair, task, examples(20), head, SETTINGS, folder, max_quality_drop=limit, overwrite=overwrite)
+    return calibrate(pair, task, examples(20), head, SETTINGS, folder, max_quality_drop=limit)
 
 
 def test_an_interrupted_calibration_continues(pair, tmp_path):
@@ -46,7 +46,7 @@ def test_records_what_was_measured(pair, tmp_path):
     records = evaluate(pair, LetterTask(), examples(20), methods, SETTINGS, head=head)
     assert [item.strictness for item in tested] == list(STRICT_TO_PERMISSIVE)
     (default,) = evaluate(pair, LetterTask(), examples(20), ["diversed"], SETTINGS, head=head)
-    assert default["accepted_per_position"] == records[-1]["accepted_per_position"]  # of strictness 0.1
+    assert default["block_efficiency"] == records[-1]["block_efficiency"]  # of strictness 0.1
     for item, record in zip(tested, records[1:]):
         assert item.drop == pytest.approx(record["quality_drop"])
         assert item.acceptance_rate == record["acceptance_rate"]

@@ -10,7 +10,7 @@ import torch
 from hf_diversed import DiversedHead, DiversedHeadConfig
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
 from hf_diversed.zoo.loader import Pair
-from tests.evaluation.fakes import CHARACTERS, Interrupted, LetterTask, character_tokenizer, examples, tiny_pair
+from tests.evaluation.fakes import Interrupted, LetterTask, character_tokenizer, examples, tiny_pair
 from tests.tiny import tiny_model
 
 
@@ -72,15 +72,6 @@ def test_the_report_is_what_is_returned(whole):
     assert {"versions", "git_commit", "device"} <= written["provenance"].keys()
 
 
-def test_cut_off_answers_are_reported(pair, caplog):
-    """Catches a score of answers that the limit cut off, without a warning, and a warning about complete answers."""
-    evaluate(pair, LetterTask(max_new_tokens=1), examples(3), ["lossless"], settings(temperature=0.0))
-    assert "cut off at max_new_tokens=1: 100% (lossless)" in caplog.text
-    caplog.clear()
-    evaluate(pair, LetterTask(stop_strings=list(CHARACTERS)), examples(3), ["lossless"], settings())
-    assert "cut off" not in caplog.text
-
-
 def test_records_contain_the_calls_statistics(whole):
     """Catches statistics of other rows, of other methods, or with the wrong denominator."""
     records, folder = whole
@@ -107,11 +98,9 @@ def test_records_contain_the_calls_statistics(whole):
         assert record["verified_acceptance_rate"] == pytest.approx(accepted / (accepted + sum(column["num_rejected"])))
         assert record["block_efficiency"] == pytest.approx(sum(column["tokens"]) / sum(column["num_rounds"]))
         assert record["mean_rounds"] * len(column["tokens"]) == pytest.approx(sum(column["num_rounds"]))
-        assert sum(record["accepted_per_position"]) * sum(column["num_rounds"]) == pytest.approx(accepted)
         assert record["quality_drop"] == pytest.approx(records[0]["quality"] - record["quality"])
     by_name = {record["method"]: record for record in records}
     assert by_name["static:0.0"]["acceptance_rate"] == 1
-    assert by_name["static:0.5"]["mean_weight"] == pytest.approx(0.5)
 
 
 def test_each_method_is_in_turn_the_first(whole):
@@ -206,7 +195,6 @@ def test_prompts_beyond_learned_positions_are_refused(architecture, tmp_path):
     if architecture in ("llama", "falcon"):
         assert call()
         return
-    message = "prompt 0 of the data has 123 tokens; at most 120 fit, .* 1 of 2 prompts .* or lower max_new_tokens"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"prompt 0 of the data has 123 tokens; with up to 8 new .* 128 positions"):
         call()
     assert not list(tmp_path.iterdir())

@@ -59,6 +59,14 @@ def records(tmp_path_factory) -> Path:
     return path
 
 
+PAIR = {"pretrained": str(WEIGHTS / "target"), "assistant": str(WEIGHTS / "draft")}
+PAIR |= {"tokenizer": str(WEIGHTS / "tokenizer"), "dtype": "float32"}
+
+
+def language_model(**arguments) -> harness.DiversedLM:
+    return harness.DiversedLM(**PAIR | {"device": "cpu"} | arguments)
+
+
 def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(folder / "hub"), "OMP_NUM_THREADS": "1"}
     environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
@@ -79,7 +87,8 @@ def test_command_agrees_with_evaluate(records, tmp_path):
     options = (
         "--model hf-diversed --tasks word_problems --include_path . --device cpu --batch_size 4 --output_path out"
     )
-    done = run_command(tmp_path, "run", *options.split())
+    models = ",".join(f"{name}={value}" for name, value in PAIR.items())
+    done = run_command(tmp_path, "run", *options.split(), "--model_args", models)
     assert done.returncode == 0, done.stderr
     (written,) = (tmp_path / "out").rglob("results_*.json")
     found = json.loads(written.read_text())
@@ -98,7 +107,7 @@ def test_command_agrees_with_evaluate(records, tmp_path):
 
 def test_statistics_by_task(records):
     """Catches statistics stored under another task, answers of other tasks, and lost options."""
-    lm = harness.DiversedLM(method="static:0.5", num_assistant_tokens=3, device="cpu", batch_size=2)
+    lm = language_model(method="static:0.5", num_assistant_tokens=3, batch_size=2)
     sampled = {"do_sample": True, "temperature": 1.0, "top_k": 0}
     greedy, drawn = requests(records, 3, "greedy"), requests(records, 2, "drawn", **sampled)
     mixed = [greedy[0], drawn[0], greedy[1], drawn[1], greedy[2]]
@@ -116,9 +125,9 @@ def test_statistics_by_task(records):
 
 def test_a_row_stops_at_its_own_stop(records):
     """Catches rows that continue until the last one of the batch stops, and would count in the statistics."""
-    lm = harness.DiversedLM(device="cpu", batch_size=4)
+    lm = language_model(batch_size=4)
     assert lm.get_model_info()["hf_diversed"]["num_assistant_tokens"] == 5  # the default is recorded
-    alone = harness.DiversedLM(device="cpu", batch_size=1)
+    alone = language_model(batch_size=1)
     assert [model.options["num_assistant_tokens"] for model in (lm, alone)] == [5, 5]  # not the schedule of `generate`
     # Letters that come at different places in different rows.
     asked = requests(records, 4, until=["er", "."], max_gen_toks=32)
@@ -129,7 +138,7 @@ def test_a_row_stops_at_its_own_stop(records):
 @pytest.mark.parametrize("method", ["target", "lossless"])
 def test_a_stop_string_does_not_begin_in_the_prompt(records, method):
     """Catches answers that end because the prompt contains the beginning of a stop string."""
-    lm = harness.DiversedLM(method=method, device="cpu", batch_size=1)
+    lm = language_model(method=method, batch_size=1)
     (answer,) = lm.generate_until(requests(records, 1), disable_tqdm=True)
     (asked,) = requests(records, 1)
     stop = asked.args[0][-1] + answer[:4]
@@ -139,7 +148,7 @@ def test_a_stop_string_does_not_begin_in_the_prompt(records, method):
 
 def test_stop_strings_of_the_generation_config(records):
     """Catches a call without the tokenizer that these need."""
-    lm = harness.DiversedLM(device="cpu", batch_size=1)
+    lm = language_model(batch_size=1)
     (whole,) = lm.generate_until(requests(records, 1), disable_tqdm=True)
     lm.model.generation_config.stop_strings = [whole[3:5]]
     (answer,) = lm.generate_until(requests(records, 1), disable_tqdm=True)
@@ -149,19 +158,19 @@ def test_stop_strings_of_the_generation_config(records):
 
 def test_plain_decoding_and_lossless_agree(records):
     """Catches "target" with a draft model, and a lossless method that is not lossless."""
-    plain = harness.DiversedLM(method="target", device="cpu", batch_size=4)
-    lossless = harness.DiversedLM(pretrained="embedded", device="cpu", batch_size=4)
+    plain = language_model(method="target", batch_size=4)
+    lossless = language_model(batch_size=4)
     asked = requests(records, 4)
     assert plain.generate_until(asked, disable_tqdm=True) == lossless.generate_until(asked, disable_tqdm=True)
     assert plain.stats["word_problems"].num_rounds == 0 < lossless.stats["word_problems"].num_rounds
 
 
 def test_the_strictness_reaches_the_head(records):
-    """Catches strictness= that is dropped, heads that load by folder only, and a draft model in another dtype."""
-    folder = str(WEIGHTS / "heads" / "math")
+    """Catches a strictness that is dropped, and a draft model in another dtype."""
+    head = str(WEIGHTS / "heads" / "math")
     models = [
-        harness.DiversedLM(head=head, strictness=strictness, device="cpu", batch_size=4, dtype="bfloat16")
-        for head, strictness in (("math", 0), ("math", 0.5), (folder, 1))
+        language_model(head=head, method=method, batch_size=4, dtype="bfloat16")
+        for method in ("diversed@0", None, "diversed@1")
     ]
     rates = []
     for lm in models:
@@ -174,7 +183,7 @@ def test_the_strictness_reaches_the_head(records):
 
 def test_likelihoods_are_refused(monkeypatch):
     """Catches a likelihood of the target alone that is reported for a verifier."""
-    lm = harness.DiversedLM(device="cpu")
+    lm = language_model()
     monkeypatch.setattr(lm.model, "forward", lambda **_: pytest.fail("a forward pass"))
     request = Instance("loglikelihood", {}, ("Question:", " 2"), 0, ("hellaswag", 0, 1))
     with pytest.raises(ValueError, match="generation tasks only, but hellaswag needs"):
@@ -184,15 +193,12 @@ def test_likelihoods_are_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"method": "nonsense"}, "unknown verifier 'nonsense'"),
-        ({"method": "static:0.5", "strictness": 0.5}, "require method=diversed"),
-        ({"head": "math", "strictness": 2}, "must lie in"),
-        ({"assistant": "org/draft"}, "go together"),
-        ({"pretrained": "org/target"}, "needs a draft model"),
+        ({"method": "nonsense", "assistant": "org/draft"}, "unknown verifier 'nonsense'"),
+        ({}, "needs a draft model"),
     ],
 )
 def test_arguments_that_do_not_fit(arguments, words, monkeypatch):
     """Catches errors that are reported only after the models have been loaded, or never."""
     monkeypatch.setattr(harness.HFLM, "__init__", lambda *_, **__: pytest.fail("the model is loaded"))
     with pytest.raises(ValueError, match=words):
-        harness.DiversedLM(**arguments)
+        harness.DiversedLM("org/target", **arguments)
