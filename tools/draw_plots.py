@@ -31,7 +31,7 @@ def draw() -> None:
             for row in records
             if row["method"] not in LEFT_OUT and row["n"] == records[0]["n"]
         ]
-        save_plot(shown, PLOTS / f"{name}.png", made_of=digest(RESULTS / source))
+        save_plot(shown, PLOTS / f"{name}.png", metadata={"Description": digest(RESULTS / source)})
 
 
 def digest(path: Path) -> str:

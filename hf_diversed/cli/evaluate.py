@@ -64,10 +64,9 @@ def evaluate(
     quiet_transformers()
     if plot is not None:
         try:
-            from hf_diversed.evaluation.plot import check_format, save_plot
+            from hf_diversed.evaluation.plot import save_plot
         except ImportError as error:
             raise ImportError('--plot needs matplotlib: pip install "hf-diversed[plot]"') from error
-        check_format(plot)
     settings = EvaluationSettings(
         temperature=temperature,
         top_k=top_k,

@@ -1,7 +1,6 @@
 """Plot of evaluation records: quality against acceptance or time, with 95% intervals.
 
-Needs matplotlib (`pip install "hf-diversed[plot]"`). A plot depends only on its records, not on the time, the user's
-matplotlibrc or pyplot.
+Needs matplotlib (`pip install "hf-diversed[plot]"`). A plot does not depend on the user's matplotlibrc.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,6 @@ from hf_diversed.verifiers.names import PLAIN, family
 
 
 Record = Mapping[str, Any]
-_METADATA: dict[str, dict] = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 # Okabe and Ito's colours, safe for colour blindness; markers also differ, for greyscale print.
 _STYLES = tuple(zip(("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"), "oDs^vPX"))
 _LOOK = {
@@ -30,33 +28,26 @@ _LOOK = {
     "lines.markersize": 4,
     "legend.frameon": False,
     "savefig.dpi": 200,
-    "svg.hashsalt": "hf_diversed",
 }
 
 
-def check_format(path: Path) -> str:
-    """Return the format of a file by its suffix. Raises ValueError for other formats than PNG, SVG and PDF."""
-    kind = path.suffix.removeprefix(".")
-    if kind not in _METADATA:
-        raise ValueError(f"plots are written as {', '.join(_METADATA)}, got {path.name!r}.")
-    return kind
-
-
 @matplotlib.style.context(["default", _LOOK])
-def save_plot(records: Sequence[Record], path: Path, made_of: str | None = None, time: bool = False) -> None:
-    """Draw quality against acceptance rate into a file; equal records give equal bytes.
+def save_plot(
+    records: Sequence[Record], path: Path, time: bool = False, metadata: dict[str, str] | None = None
+) -> None:
+    """Draw quality against acceptance rate into a file.
 
     Args:
-        path: the suffix is the format. made_of: text for the file's metadata ("Description"; "Subject" of a PDF).
+        path: the suffix is the format, as in matplotlib.
         time: draw the seconds per answer in place of the acceptance rate; they have no intervals.
+        metadata: of the file, as in `matplotlib.figure.Figure.savefig`.
 
     Raises:
-        ValueError: for another format, or if no method verified draft tokens.
+        ValueError: if no method verified draft tokens.
     """
-    kind, figure = check_format(path), draw(records, time)
+    figure = draw(records, time)
     path.parent.mkdir(parents=True, exist_ok=True)
-    described = {} if made_of is None else {"Subject" if kind == "pdf" else "Description": made_of}
-    figure.savefig(path, metadata=_METADATA[kind] | described)
+    figure.savefig(path, metadata=metadata)
 
 
 def draw(records: Sequence[Record], time: bool = False) -> Figure:

@@ -26,7 +26,6 @@ REFUSED = [
     (f"{EVALUATE} --methods static:abc", "`weight` must lie in [0, 1], got 'abc'"),
     (f"{EVALUATE} --task code", "allow-code-execution"),
     (f"{EVALUATE} --data-file nothing.jsonl", "No such file or directory: 'nothing.jsonl'"),
-    (f"{EVALUATE} --plot plot.gif", "plots are written as png, svg, pdf, got 'plot.gif'"),
     ("evaluate --task math", "Missing option '--methods'"),
     (f"calibrate {HEAD} --temperature 0 --samples-per-prompt 2", "`samples_per_prompt` must be 1 at temperature 0"),
     ("train --output-dir out", "--task"),

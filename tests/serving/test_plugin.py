@@ -100,7 +100,7 @@ def test_bad_values_are_refused_at_admission(vllm, caplog):
     """Catches missing checks of vLLM's own, and errors that its server would answer with HTTP 500."""
     with caplog.at_level(logging.INFO, "vllm.hf_diversed"):
         processor = vllm.processor(engine(STATIC))
-    assert "hf_diversed serves static:0.5, lenience:0.2." in caplog.text
+    assert "hf_diversed serves static:0.5, lenience:0.2, lossless." in caplog.text
     good, bad = request(max_bias=0.5), request(max_bias=7)
     processor.validate_logits_processors_params(good)
     with pytest.raises(Refused, match=r"`diversed_max_bias` must lie in \[0, 1\], got 7"):

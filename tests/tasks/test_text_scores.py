@@ -73,6 +73,5 @@ def test_batches_pair_completions_with_records():
     records = [{"answer": "1"}, {"answer": "2"}, {"answer": "3"}]
     texts = ["The answer is 1.", "The answer is 3.", "The answer is 3."]
     assert get_task("math").score_batch(texts, records) == [1.0, 0.0, 1.0]
-    for name in ("math", "xsum", "code"):
-        with pytest.raises(ValueError, match=r"zip\(\) argument 2"):
-            get_task(name).score_batch(texts[:2], records)
+    with pytest.raises(ValueError, match=r"zip\(\) argument 2"):
+        get_task("math").score_batch(texts[:2], records)
