@@ -239,7 +239,6 @@ def measure(
         "max_new_tokens": arguments.max_new_tokens or LIMITS.get(name),
         "samples_per_prompt": arguments.samples_per_prompt if arguments.temperature else 1,
         "seed": part,
-        "add_special_tokens": False,
         "split": Path(arguments.data[name]).name,
         "num_examples": len(records),
     }
