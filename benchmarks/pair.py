@@ -240,7 +240,6 @@ def measure(
         "samples_per_prompt": arguments.samples_per_prompt if arguments.temperature else 1,
         "seed": part,
         "split": Path(arguments.data[name]).name,
-        "num_examples": len(records),
     }
     prompted = PromptedTask(task, pair.tokenizer, chat=True)
     evaluate(pair, prompted, records, methods, EvaluationSettings(**(options | changes)), output=folder)

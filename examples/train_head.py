@@ -3,7 +3,7 @@
 import argparse
 
 from hf_diversed import load_demo_pair
-from hf_diversed.evaluation import EvaluationSettings, evaluate
+from hf_diversed.evaluation import evaluate
 from hf_diversed.tasks import get_task, load_records, prompt_rows
 from hf_diversed.training import DiversedConfig, DiversedTrainer
 
@@ -39,9 +39,8 @@ def main() -> None:
 
     head = trainer.model.eval()
     methods = ["target", "lossless", "static:0.5", "diversed@0.25", "diversed", "diversed@0.75"]
-    settings = EvaluationSettings(num_examples=options.num_examples)
     records = load_records(task, "test", options.num_examples)
-    for row in evaluate(pair, task, records, methods, settings, head=head):
+    for row in evaluate(pair, task, records, methods, head=head):
         accepted = "" if row["acceptance_rate"] is None else f"{row['acceptance_rate']:.1%} accepted"
         print(f"{row['method']:<14} {row['quality']:.1%} correct  {accepted}")
 

@@ -82,7 +82,7 @@ def main() -> None:
 
 def acceptance(pair, task, records) -> str:
     """Return the acceptance rate of lossless decoding at temperature 1, with its 95% interval over prompts."""
-    settings = EvaluationSettings(num_examples=len(records), num_assistant_tokens=5, batch_size=100, progress=False)
+    settings = EvaluationSettings(num_assistant_tokens=5, batch_size=100, progress=False)
     [row] = evaluate(pair, task, records, ["lossless"], settings)
     low, high = row["acceptance_rate_ci"]
     return f"{row['acceptance_rate']:.1%} accepted ({low:.1%} to {high:.1%}; {row['n']} prompts)"

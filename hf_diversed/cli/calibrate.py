@@ -85,7 +85,6 @@ def calibrate(
         num_assistant_tokens=gamma,
         max_new_tokens=max_new_tokens,
         batch_size=batch_size,
-        num_examples=num_examples,
         samples_per_prompt=samples_per_prompt or (1 if temperature == 0 else 2),
         seed=seed,
         split=split if data_file is None else Path(data_file).name,

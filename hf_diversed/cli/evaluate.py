@@ -74,7 +74,6 @@ def evaluate(
         num_assistant_tokens=num_assistant_tokens,
         max_new_tokens=max_new_tokens,
         batch_size=batch_size,
-        num_examples=num_examples,
         samples_per_prompt=samples_per_prompt,
         seed=seed,
         split=split if data_file is None else Path(data_file).name,

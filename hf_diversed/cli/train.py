@@ -28,7 +28,7 @@ class TrainArguments:
 
     task: str = field(metadata={"help": "Name of the task: math, summary, code, gsm8k, mbpp ..."})
     target: str | None = option(None, "Hub id or folder of the target model; by default the embedded pair.")
-    draft: str | None = option(None, "Hub id or folder of the draft model, or lookup to copy from the text.")
+    draft: str | None = option(None, "Hub id or folder of the draft model.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = option(
         None, "auto, float32, bfloat16 or float16; by default that of the saved weights."
     )
@@ -158,6 +158,8 @@ def build_trainer(arguments: TrainArguments, settings: "DiversedConfig") -> "Div
     rows, held_out = load_rows(arguments, task, settings.seed, held_out=settings.eval_strategy != "no")
     head = None if arguments.head is None else DiversedHead.from_pretrained(arguments.head)
     pair = load_pair(arguments.target, arguments.draft, settings.device, arguments.dtype)
+    if pair.draft is None:
+        raise ValueError("training needs a draft model: it does not support prompt lookup.")
     trainer = DiversedTrainer(
         pair.target,
         pair.draft,

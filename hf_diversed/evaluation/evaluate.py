@@ -29,10 +29,9 @@ from hf_diversed.evaluation.decoder import (
 )
 from hf_diversed.evaluation.statistics import COUNTERS, Results, summarize
 from hf_diversed.files import append_lines, drop_torn_line, read_lines, write_json
-from hf_diversed.head import LOOKED_UP
 from hf_diversed.provenance import data_digest, provenance, weights_digest
 from hf_diversed.tasks import PromptedTask, Task
-from hf_diversed.zoo.loader import Pair
+from hf_diversed.zoo.loader import LOOKUP, Pair
 
 
 LINES, REPORT = "batches-0.jsonl", "evaluation.json"
@@ -45,7 +44,7 @@ class EvaluationSettings(Sampling):
 
     Args:
         stop_strings: replaced by those of the task. max_new_tokens: maximum length; None for the task's limit.
-        num_examples: use at most this many examples, from the first. samples_per_prompt: completions of each.
+        samples_per_prompt: completions of each prompt.
         seed: seed of sampling and of the bootstrap.
         split: the split of the examples; recorded, and compared when a run continues.
         progress: whether a progress bar is shown on standard error.
@@ -55,7 +54,6 @@ class EvaluationSettings(Sampling):
     """
 
     max_new_tokens: int | None = None  # type: ignore[assignment]
-    num_examples: int = 500
     samples_per_prompt: int = 1
     seed: int = 0
     split: str | None = None
@@ -63,7 +61,7 @@ class EvaluationSettings(Sampling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_at_least(num_examples=1, samples_per_prompt=1, seed=0)
+        self.check_at_least(samples_per_prompt=1, seed=0)
         if self.temperature == 0 and self.samples_per_prompt > 1:
             raise ValueError(
                 f"`samples_per_prompt` must be 1 at temperature 0, got {self.samples_per_prompt}: greedy samples of "
@@ -71,12 +69,8 @@ class EvaluationSettings(Sampling):
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that results depend on. Prompts are compared instead of their number."""
-        return {
-            name: value
-            for name, value in vars(self).items()
-            if name not in ("stop_strings", "num_examples", "progress")
-        }
+        """Return the settings that results depend on."""
+        return {name: value for name, value in vars(self).items() if name not in ("stop_strings", "progress")}
 
     def call_seed(self, batch: int, sample: int) -> int:
         """Return the seed of one call. It is the same for all methods, and any call can be repeated alone."""
@@ -152,11 +146,11 @@ def evaluate(
     Example:
         ```python
         pair = load_demo_pair()
-        records = evaluate(pair, task, examples, ["target", "lossless"], EvaluationSettings(num_examples=100))
+        records = evaluate(pair, task, examples, ["target", "lossless"], EvaluationSettings(seed=1))
         ```
     """
     settings = settings or EvaluationSettings()
-    built, examples = build_methods(methods, head, pair.target.device), list(examples)[: settings.num_examples]
+    built, examples = build_methods(methods, head, pair.target.device), list(examples)
     if not examples:
         raise ValueError("`examples` must hold at least one record, got none.")
     limit = settings.max_new_tokens or task.max_new_tokens
@@ -176,7 +170,7 @@ def evaluate(
         "max_new_tokens": decoder.sampling.max_new_tokens,
         "stop_strings": decoder.stop_strings,
         "target": _identity(pair.target),
-        "draft": {"name": LOOKED_UP} if pair.draft is None else _identity(pair.draft),
+        "draft": {"name": LOOKUP} if pair.draft is None else _identity(pair.draft),
         "device": pair.target.device.type,
         "data": data_digest([texts, examples]),
         "settings": settings.identity(),

@@ -2,11 +2,11 @@
 
 from transformers import AutoConfig, AutoModel
 
-from hf_diversed.head.configuration_diversed import LOOKED_UP, DiversedHeadConfig
+from hf_diversed.head.configuration_diversed import DiversedHeadConfig
 from hf_diversed.head.modeling_diversed import DiversedHead, load_head
 
 
 AutoConfig.register(DiversedHeadConfig.model_type, DiversedHeadConfig, exist_ok=True)
 AutoModel.register(DiversedHeadConfig, DiversedHead, exist_ok=True)
 
-__all__ = ["LOOKED_UP", "DiversedHead", "DiversedHeadConfig", "load_head"]
+__all__ = ["DiversedHead", "DiversedHeadConfig", "load_head"]

@@ -17,8 +17,6 @@ MAX_NUM_ASSISTANT_TOKENS = 64
 # Entries that transformers writes to the config.json of every model.
 _IGNORED = {*PreTrainedConfig().to_dict(), "name_or_path", "torch_dtype", "use_cache"} - {"architectures", "dtype"}
 
-LOOKED_UP = "prompt lookup"  # replaces the name of the draft model for prompt lookup
-
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -124,22 +122,18 @@ class DiversedHeadConfig(PreTrainedConfig):
                     raise ValueError(f"{name} must be {allowed}, got {value!r}.")
 
     @classmethod
-    def for_pair(cls, target: PreTrainedModel, draft: PreTrainedModel | None, **kwargs) -> "DiversedHeadConfig":
-        """Return a configuration with sizes, names and digests of a pair; `kwargs` set the rest.
-
-        Args:
-            draft: the draft model; None for prompt lookup.
-        """
-        draft_width = cls.draft_hidden_size if draft is None else support.hidden_width(draft)
-        return cls(support.hidden_width(target), draft_width, **(cls.about_pair(target, draft) | kwargs))
+    def for_pair(cls, target: PreTrainedModel, draft: PreTrainedModel, **kwargs) -> "DiversedHeadConfig":
+        """Return a configuration with sizes, names and digests of a pair; `kwargs` set the rest."""
+        widths = support.hidden_width(target), support.hidden_width(draft)
+        return cls(*widths, **(cls.about_pair(target, draft) | kwargs))
 
     @staticmethod
-    def about_pair(target: PreTrainedModel, draft: PreTrainedModel | None) -> dict[str, Any]:
+    def about_pair(target: PreTrainedModel, draft: PreTrainedModel) -> dict[str, Any]:
         """Return the settings that identify a pair: vocabulary size, names and digests."""
         return {
             "vocab_size": support.vocab_size(target),
             "base_model_name_or_path": support.model_name(target) or None,
             "base_model_digest": weights_digest(support.base_model(target)),
-            "assistant_model_name_or_path": LOOKED_UP if draft is None else support.model_name(draft) or None,
-            "assistant_model_digest": None if draft is None else weights_digest(support.base_model(draft)),
+            "assistant_model_name_or_path": support.model_name(draft) or None,
+            "assistant_model_digest": weights_digest(support.base_model(draft)),
         }

@@ -9,7 +9,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from hf_diversed.evaluation.table import number, with_bounds
-from hf_diversed.head import LOOKED_UP, DiversedHeadConfig
+from hf_diversed.head import DiversedHeadConfig
 from hf_diversed.tasks import TASKS
 from hf_diversed.verifiers.base import AS_TRAINED
 from hf_diversed.verifiers.names import DIVERSED
@@ -67,7 +67,7 @@ def render_card(
     dataset = TASKS[config.task].source if config.task in TASKS else None
     kind = None if config.token_features else "mixture"
     name = repo_id.split("/")[-1] if repo_id else "-".join(filter(None, ("diversed", config.task, kind)))
-    pair = [str(model) for model in (target, draft) if model != LOOKED_UP]
+    pair = [str(target), str(draft)]
     on_hub = all(map(is_hub_id, pair))
     results = _eval_results(own)
     data = ModelCardData(
@@ -92,7 +92,6 @@ def render_card(
         repo_id=repo_id,
         source=source or repo_id,
         embedded=not target and not draft and config.task in TASKS and dataset is None,
-        looked_up=draft == LOOKED_UP,
         models={
             "target": (target, config.base_model_revision, measured.get("target") or {}),
             "draft": (draft, config.assistant_model_revision, measured.get("draft") or {}),

@@ -53,7 +53,7 @@ class DiversedTrainer(Trainer):
 
     Args:
         target: the target model.
-        draft: the draft model. None for prompt lookup, as in `generate(prompt_lookup_num_tokens=...)`.
+        draft: the draft model.
         head: head to continue training; None creates one from `args.head_features`, `args.token_features`,
             `args.head_type` and its initial prediction, which are not used for a given head.
         reward_funcs: one or more functions `(completions, **columns) -> list[float | None]`, or their names; see
@@ -82,7 +82,7 @@ class DiversedTrainer(Trainer):
     def __init__(
         self,
         target: PreTrainedModel,
-        draft: PreTrainedModel | None,
+        draft: PreTrainedModel,
         head: DiversedHead | None = None,
         *,
         reward_funcs: RewardFunc | str | Sequence[RewardFunc | str],
@@ -102,8 +102,7 @@ class DiversedTrainer(Trainer):
             raise ValueError(f"reward_weights must hold {len(self.reward_funcs)}, one per reward, got {len(weights)}.")
         self._score = partial(score_rows, self.reward_funcs, weights)
         for model in (target, draft):
-            if model is not None:
-                model.eval().requires_grad_(False)
+            model.eval().requires_grad_(False)
         if args.n_gpu > 1:
             args._n_gpu = 1  # DataParallel would split groups of rollouts; use `accelerate launch` for more devices
         self._fresh = head is None  # until the inputs are standardized
@@ -178,11 +177,6 @@ class DiversedTrainer(Trainer):
     def roll_out(self, rows: Rows) -> Batch:
         prompts = [row["prompt"] for row in rows]
         rollouts = self.sampler.relaxed(prompts, self.model, self._seed("rollout", self.state.global_step))
-        if not rollouts.inputs:
-            raise ValueError(
-                "a batch of rollouts has no draft tokens, so the head cannot be updated: prompt lookup found nothing "
-                "to copy. Use larger batches, or prompts that the answers repeat."
-            )
         self._measure_references(rows)
         facts: list[Facts] = gather_object(self._facts(rows, rollouts))
         self._note(facts)
@@ -401,8 +395,8 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
-def fresh_head(target: PreTrainedModel, draft: PreTrainedModel | None, args: DiversedConfig) -> DiversedHead:
-    """Return a new head for a pair; without a draft model, one for prompt lookup."""
+def fresh_head(target: PreTrainedModel, draft: PreTrainedModel, args: DiversedConfig) -> DiversedHead:
+    """Return a new head for a pair."""
     config = DiversedHeadConfig.for_pair(
         target,
         draft,

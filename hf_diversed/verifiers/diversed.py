@@ -15,9 +15,6 @@ from hf_diversed.provenance import cached_weights_digest
 from hf_diversed.verifiers.mixture import MixtureVerifier, Values, Weights, per_row_values
 
 
-_NO_DRAFT = ((None, None), ("prompt lookup", None))  # name and digest of the draft model in training
-
-
 @runtime_checkable
 class Head(Protocol):
     """Interface of a head, as implemented by `DiversedHead`.
@@ -111,7 +108,7 @@ class DiversedVerifier(MixtureVerifier):
             *_remark_on_model(config, "draft", context.draft_name, context.draft),
         ]
         draft = _trained_with(config, "draft")
-        if context.draft_hidden_size is None and context.target is not None and draft not in _NO_DRAFT:
+        if context.draft_hidden_size is None and context.target is not None and any(draft):
             found.append(
                 f"this head was trained with a draft model{_named(draft[0])}, but the draft tokens of this call have "
                 "no distribution: pass that draft model, or measure the quality."

@@ -11,7 +11,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 import hf_diversed
-from hf_diversed.head import LOOKED_UP, DiversedHead, DiversedHeadConfig
+from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.hub import render_card
 from hf_diversed.zoo import load_demo_pair
 from tests.tiny import calibration
@@ -22,8 +22,9 @@ FOLDER = Path(__file__).parent / "cards"
 PAIR = {"base_model_name_or_path": "Qwen/Qwen3-8B", "assistant_model_name_or_path": "Qwen/Qwen3-0.6B"}
 HUB = DiversedHeadConfig(4096, 1024, task="gsm8k", **PAIR, base_model_revision="0123abc")
 EMBEDDED = DiversedHeadConfig(256, 96, features="distribution", task="math", token_features=True)
-LOOKUP = {"base_model_name_or_path": "org/target", "assistant_model_name_or_path": LOOKED_UP}
-BARE = DiversedHeadConfig(8, **LOOKUP, training_temperature=0.0, strictness=0.35, calibration=calibration())
+BARE = DiversedHeadConfig(
+    8, base_model_name_or_path="org/target", training_temperature=0.0, strictness=0.35, calibration=calibration()
+)
 REPO = "org/head-gsm8k"
 
 

@@ -185,4 +185,4 @@ def test_a_draft_model_replaced_by_prompt_lookup_is_warned_of():
     assert (
         "was trained with a draft model (org/draft), but the draft tokens of this call have no distribution" in remark
     )
-    assert DiversedVerifier(head_for(**found, assistant_model_name_or_path="prompt lookup")).remarks(context) == []
+    assert DiversedVerifier(head_for(**found)).remarks(context) == []

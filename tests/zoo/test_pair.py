@@ -76,7 +76,7 @@ def test_every_packaged_head_relaxes_and_keeps_most(pair, name):
     """Catches a head of another pair, and one that degenerated to always-draft or always-target."""
     head = pair.heads[name]
     assert head.config.task == name
-    settings = EvaluationSettings(batch_size=12, num_examples=12)
+    settings = EvaluationSettings(batch_size=12)
     task = get_task(name, allow_code_execution=True)
     methods = ["lossless", "diversed"]
     rows = evaluate(pair, task, load_records(task, "test", 12, seed=12), methods, settings, head=head)
