@@ -1,16 +1,20 @@
 """The distribution of the emitted tokens, end to end: exact probabilities against many sampled rows."""
 
-from collections import Counter, defaultdict
+from collections import Counter
+from dataclasses import dataclass
 from functools import cache
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from hf_diversed.verifiers import build_verifier
 from tests.generation.test_equals_reference import prompts
 from tests.tiny import generate
+from tests.verifiers.process import Tables, process_probs
 
 
+@cache
 def _tiny_vocabulary_model(seed: int) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
@@ -23,41 +27,18 @@ def _tiny_vocabulary_model(seed: int) -> LlamaForCausalLM:
     return model.eval()
 
 
-def _process_probs(target, draft, weight: float, gamma: int, remaining: int, prefix: tuple[int, ...]):
-    """Exact distribution of the decoding process: {tokens: probability}, by enumerating draft tokens, decisions and
-    replacements."""
-    horizon = min(gamma, remaining - 1)
-    total: dict[tuple[int, ...], float] = defaultdict(float)
+@dataclass(frozen=True)
+class Models(Tables):
+    """The scores of a pair for every prefix; `seed` is that of the target, and the draft model has the next one."""
 
-    def emit(emitted, token, probability):
-        done = (*emitted, token)
-        if len(done) == remaining:
-            total[done] += probability
-            return
-        rest = _process_probs(target, draft, weight, gamma, remaining - len(done), prefix + done)
-        for tail, share in rest.items():
-            total[done + tail] += probability * share
-
-    def walk(emitted, probability):
-        p, q = (_probs(model, prefix + emitted) for model in (target, draft))
-        if len(emitted) == horizon:
-            for token in range(3):
-                emit(emitted, token, probability * float(p[token]))
-            return
-        kept = torch.minimum(q, weight * p + (1 - weight) * q)
-        left = (p - q).clamp_min(0)
-        for token in range(3):
-            emit(emitted, token, probability * float((1 - kept.sum()) * left[token] / left.sum()))
-            walk((*emitted, token), probability * float(kept[token]))
-
-    walk((), 1.0)
-    return total
+    def scores(self, model: int, prefix: tuple[int, ...]) -> torch.Tensor:
+        return _scores(self.seed + model, prefix)
 
 
 @cache
-def _probs(model, prefix: tuple[int, ...]) -> torch.Tensor:
-    with torch.no_grad():
-        return torch.softmax(model(torch.tensor([prefix])).logits[0, -1].double(), -1)
+@torch.no_grad()
+def _scores(seed: int, prefix: tuple[int, ...]) -> torch.Tensor:
+    return _tiny_vocabulary_model(seed)(torch.tensor([prefix])).logits[0, -1]
 
 
 @pytest.mark.parametrize("gamma", [1, 2])
@@ -66,15 +47,15 @@ def test_end_to_end_distribution(gamma):
     (distribution p) included. 20,000 rows; that any of 27 frequencies deviates by more than 5 standard errors has
     probability below 27 * 6e-7 = 2e-5 under the right distribution. Catches a bonus token sampled from v, a wrong
     effective draft length, and rows that share uniforms."""
+    pair, verifier, count = (_tiny_vocabulary_model(1), _tiny_vocabulary_model(2)), "static:0.4", 20_000
     torch.manual_seed(0)
-    target, draft, weight, count = _tiny_vocabulary_model(1), _tiny_vocabulary_model(2), 0.4, 20_000
     prompts = torch.zeros(count, 1, dtype=torch.long)
     inputs = {"input_ids": prompts, "attention_mask": torch.ones_like(prompts)}
     settings = {"num_assistant_tokens": gamma, "max_new_tokens": 3, "eos_token_id": None, "pad_token_id": 0}
-    out = generate((target, draft), verifier=f"static:{weight}", **inputs, **settings)
+    out = generate(pair, verifier=verifier, **inputs, **settings)
     assert 0.1 < out.stats.acceptance_rate < 0.95
-    exact = _process_probs(target, draft, weight, gamma, remaining=3, prefix=(0,))
-    assert sum(exact.values()) == pytest.approx(1.0, abs=1e-9)
+    exact = process_probs(build_verifier(verifier), Models(1), gamma, 3)
+    assert sum(exact.values()) == pytest.approx(1.0, abs=1e-6)
     seen = Counter(map(tuple, out.sequences[:, 1:].tolist()))
     for tokens, probability in exact.items():
         error = (probability * (1 - probability) / count) ** 0.5

@@ -143,7 +143,7 @@ STOPS = ["3 w", "0 w1", "5 w4", "w20"]  # within and across tokens
 ENDS = [
     Case("one token", "A draft token where only one token is left.", {"max_new_tokens": 1}),
     Case("max_length", "Draft tokens after the last token.", {"max_new_tokens": None, "max_length": PROMPT + 7}, SOME),
-    Case("gamma 1", "A cache that assumes several draft tokens.", {}, gamma=np.int64(1)),
+    Case("gamma 1", "A cache that assumes several draft tokens.", {}, SOME, gamma=np.int64(1)),
     Case("gamma 1, all rows stay", "Finished rows that grow, as a processor needs all rows.",
          {"repetition_penalty": 1.3, "max_new_tokens": 24, "eos_token_id": None}, [BATCH, STATIC_BATCH], gamma=1),
     Case("gamma 9", "Columns beyond the first block.", {"max_new_tokens": 30}, SOME, gamma=9),
@@ -162,7 +162,8 @@ ENDS = [
     Case("long stop string", "Ids before the text.", {"stop_strings": ["w50 " * 30, "w20 " * 20]}, SOME),
     Case("stop strings, user's criterion", "Criteria that replace each other.",
          {"stop_strings": STOPS[2:], "stopping_criteria": [StopAfter(8)]}, SOME),
-    Case("criterion with state", "Columns that are skipped or repeated.", {"stopping_criteria": [StopAfter(3)]}),
+    Case("criterion with state", "Columns that are skipped or repeated.",
+         {"stopping_criteria": [StopAfter(3)]}, [ONE, *SOME]),
     Case("criterion with state, no eos", "A stopped row that is padded, or another end of the call.",
          {"stopping_criteria": [StopAfter(1)], "eos_token_id": None}, SOME),
     Case("criterion without state", "A stopped row that runs again.", {"stopping_criteria": [StopOn()]}, SOME),
@@ -290,11 +291,10 @@ def grammar(batch_id, ids):
     return permitted(new[-1])
 
 
-OURSELVES = [run for run in EVERYWHERE if run.source != "mtp"]  # where this library checks what processors forbid
 ROWS_OF_ONE = [run for run in EVERYWHERE if run.rows == 1]
 PROCESSORS = [
-    *(Case(cls.__name__, "Other ids, lengths or draft tokens.", SCORES | call, [BATCH, LOOKUP])
-      for cls, call in SERVED.items()),
+    *(Case(cls.__name__, "Other ids, lengths or draft tokens.", SCORES | call,
+           [BATCH] if cls in support.WARPERS else [BATCH, LOOKUP]) for cls, call in SERVED.items()),
     Case("several processors", "Another order, or one that is lost.",
          {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "min_new_tokens": 4, "renormalize_logits": True,
           "prefix_allowed_tokens_fn": allowed, "exponential_decay_length_penalty": (4, 1.3),
@@ -310,7 +310,7 @@ PROCESSORS = [
     Case("remembering processor", "A prefix whose memory is overwritten by draft tokens.",
          given(Remembering()), ROWS_OF_ONE),
     Case("grammar", "A prefix that a processor has forbidden.",
-         {"prefix_allowed_tokens_fn": grammar, "eos_token_id": SOME_ENDS}, OURSELVES),
+         {"prefix_allowed_tokens_fn": grammar, "eos_token_id": SOME_ENDS}, SOME),
 ]  # fmt: skip
 
 

@@ -19,27 +19,21 @@ from tests.families.shrink import small_model
 from tests.generation.sources import Copies
 
 
-SMALL = {"vocab_size": tiny.VOCAB_SIZE, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-
-
 def t5():
     sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
     return tf.T5ForConditionalGeneration(tf.T5Config(vocab_size=tiny.VOCAB_SIZE, decoder_start_token_id=0, **sizes))
 
 
-def bidirectional():
-    sizes = {"head_dim": 8, "intermediate_size": 16, "num_key_value_heads": 1}
-    return tf.GemmaForCausalLM(tf.GemmaConfig(**SMALL, **sizes, use_bidirectional_attention=True))
+def llama(**settings):
+    """Return a Llama with these settings in its configuration."""
+    model = tiny.tiny_model("llama")
+    for name, value in settings.items():
+        setattr(model.config, name, value)
+    return model
 
 
 def adapted(kind=peft.LoraConfig, **config):
     return peft.get_peft_model(tiny.tiny_model("llama"), kind(task_type="CAUSAL_LM", **config)).eval()
-
-
-def flash_attention():
-    model = tiny.tiny_model("llama")
-    model.config._attn_implementation = "flash_attention_2"
-    return model
 
 
 def recomputing():
@@ -69,14 +63,6 @@ def with_image_ids():
     return model
 
 
-def changing_rotation():
-    """Return a model whose rotary frequencies change after 8 ids."""
-    model = tiny.tiny_model("llama")
-    model.config.rope_parameters = {"rope_theta": 10000.0, "rope_type": "dynamic", "factor": 2.0}
-    model.config.max_position_embeddings = 8
-    return model
-
-
 def few_positions():
     """Return a GPT-2 with positions for 16 ids."""
     config = tiny.tiny_model("gpt2").config
@@ -84,27 +70,28 @@ def few_positions():
     return tf.GPT2LMHeadModel(config).eval()
 
 
+DYNAMIC = {"rope_theta": 10000.0, "rope_type": "dynamic", "factor": 2.0}  # changes after 8 ids
 # Models of the rows below, by name; created when a row runs.
 MODELS = {
     "t5": t5,
-    "bidirectional": bidirectional,
-    "chunked": lambda: small_model("llama4_text"),
+    "bidirectional": lambda: llama(use_bidirectional_attention=True),
+    "chunked": lambda: llama(attention_chunk_size=8),
     "bloom": lambda: small_model("bloom"),
-    "alibi": lambda: tf.FalconForCausalLM(tf.FalconConfig(**SMALL, alibi=True)),
+    "alibi": lambda: llama(alibi=True),
     "bart": lambda: small_model("bart"),
     "inkling": lambda: small_model("inkling_text"),
     "recurrent": lambda: small_model("qwen3_5_text"),
     "prompt tuning": lambda: adapted(peft.PromptTuningConfig, num_virtual_tokens=2),
     "aLoRA": lambda: adapted(alora_invocation_tokens=[5]),
     "LoRA": adapted,
-    "flash attention": flash_attention,
+    "flash attention": lambda: llama(_attn_implementation="flash_attention_2"),
     "recomputing": recomputing,
     "sharded": sharded,
     "no weights": lambda: tiny.tiny_model("llama").to("meta"),
     "no output": lambda: tiny.tiny_model("llama").model,
     "more ids": with_more_ids,
     "image ids": with_image_ids,
-    "changing rotation": changing_rotation,
+    "changing rotation": lambda: llama(rope_parameters=DYNAMIC, max_position_embeddings=8),
     "few positions": few_positions,
     "multimodal": lambda: tiny.tiny_model("gemma3_multimodal"),
     "gpt2": lambda: tiny.tiny_model("gpt2"),
@@ -155,10 +142,10 @@ ROWS = [
     # models
     ("other model", {"assistant_model": "org/draft"}, "draft; str; from_pretrained"),
     ("no rollback", {"assistant_model": "t5"}, "draft T5ForConditionalGeneration; use a decoder-only"),
-    ("no rollback", {"target": "bidirectional"}, "target GemmaForCausalLM; use a causal model"),
-    ("no rollback", {"target": "chunked"}, "Llama4ForCausalLM; chunked; full or sliding-window"),
+    ("no rollback", {"target": "bidirectional"}, "target LlamaForCausalLM; use a causal model"),
+    ("no rollback", {"target": "chunked"}, "chunked; full or sliding-window"),
     ("no rollback", {"target": "bloom"}, "BloomForCausalLM; ALiBi"),
-    ("no rollback", {"target": "alibi"}, "FalconForCausalLM; ALiBi"),
+    ("no rollback", {"target": "alibi"}, "ALiBi; use rotary positions"),
     ("attention", {"target": "flash attention"}, 'flash_attention_2; attn_implementation="sdpa"'),
     ("no output embedding", {"assistant_model": "no output"}, "draft; LlamaModel; AutoModelForCausalLM"),
     ("no weights", {"target": "no weights"}, "meta; from_pretrained"),
