@@ -6,7 +6,7 @@ import sys
 
 
 HEAVY = ("transformers", "peft", "accelerate", "huggingface_hub", "tokenizers", "safetensors", "datasets")
-NAMES = ("sampling", "blocks", "features", "verifiers", "training.objective", "serving.vllm.logits")
+NAMES = ("sampling", "blocks", "features", "verifiers", "serving.vllm.logits")
 
 
 def test_pure_modules_load_torch_only():
