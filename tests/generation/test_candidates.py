@@ -46,7 +46,7 @@ def test_draft_tokens_are_those_of_upstream(name, monkeypatch):
     differs, so they are compared without it, over more prompts.
     """
     target, selects = sources.SOURCES[name]()
-    mixes, calls, accepted = name != "gemma4", record_candidates(monkeypatch), 0
+    mixes, calls, accepted = name != "gemma4", record_candidates(monkeypatch, target), 0
     weight = {"assistant_ensemble_weight": 0.3} if mixes else {}
     for seed in range(2) if mixes else range(6, 10):
         ours = decode((target, selects), "static:0.3" if mixes else "lossless", seed)
@@ -77,34 +77,24 @@ def with_length(selects: dict) -> dict:
     return selects
 
 
-def generators() -> list[type]:
-    """Return all candidate generators of transformers that have `get_candidates`."""
-    found, queue = [], [CandidateGenerator]
-    while queue:
-        kind = queue.pop()
-        queue += kind.__subclasses__()
-        if kind.__module__.startswith("transformers.") and "get_candidates" in vars(kind):
-            found.append(kind)
-    return found
-
-
-def record_candidates(monkeypatch) -> list:
+def record_candidates(monkeypatch, target) -> list:
     """Record ids and candidates of the calls that return any."""
-    calls = []
+    calls, build = [], target._get_candidate_generator
 
-    def record(kind):
-        inner = kind.get_candidates
+    def recording(*args, **kwargs):
+        generator = build(*args, **kwargs)
+        inner = generator.get_candidates
 
-        def get_candidates(self, input_ids, **kwargs):
-            candidates, logits = inner(self, input_ids, **kwargs)
+        def get_candidates(input_ids, **kwargs):
+            candidates, logits = inner(input_ids, **kwargs)
             if candidates.shape[1] > input_ids.shape[1]:
                 calls.append((input_ids[0].tolist(), candidates[0, input_ids.shape[1] :].tolist()))
             return candidates, logits
 
-        monkeypatch.setattr(kind, "get_candidates", get_candidates)
+        generator.get_candidates = get_candidates
+        return generator
 
-    for kind in generators():
-        record(kind)
+    monkeypatch.setattr(target, "_get_candidate_generator", recording, raising=False)
     return calls
 
 
