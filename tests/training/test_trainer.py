@@ -210,7 +210,7 @@ LONG = runs.rows(["a", "b" * 117, "c" * 118, "d" * 200])
     ("settings", "message"),
     [
         (
-            {"train_dataset": LONG, "models": (tiny_model("gpt2"), None)},
+            {"train_dataset": LONG, "models": [tiny_model("gpt2")] * 2},
             "prompt 3 of train_dataset has 201 tokens; with up to 10 new tokens it exceeds the model's 128 positions",
         ),
         ({"reward_weights": [1.0, 2.0]}, "reward_weights must hold 1, one per reward, got 2"),
