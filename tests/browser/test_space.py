@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -10,13 +11,23 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, expect, sync_playwright
 
 
 ROOT = Path(__file__).parents[2]
 APP = ROOT / "examples" / "space" / "app.py"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PATIENCE = 60_000  # milliseconds, for a busy machine
 expect.set_options(timeout=PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    assert CHROMIUM, "the browser tests need Chromium: apt-get install chromium"
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield running
+        running.close()
 
 
 @pytest.fixture(scope="module")

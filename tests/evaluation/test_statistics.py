@@ -111,13 +111,3 @@ def test_differences_that_are_all_equal():
     assert (same.low, same.high) == pytest.approx((-unseen, unseen))
     worst = bootstrap.estimate_mean(np.ones(51), -1.0, 1.0)
     assert (worst.low, worst.high) == pytest.approx((1 - 2 * unseen, 1.0))
-
-
-def test_outcomes_that_differ_keep_their_percentiles(sums):
-    """Catches Wilson's bounds where the bootstrap is valid, and where a statistic is undefined."""
-    accepted, drafted, _, _ = sums
-    bootstrap = Bootstrap(23, 40, seed=7)
-    ratio = bootstrap.ratio(accepted[0], drafted[0])
-    assert bootstrap.estimate_mean(ratio, 0.0, 1.0) == bootstrap.estimate(ratio)
-    nothing = bootstrap.estimate_mean(bootstrap.ratio(np.zeros(23), np.zeros(23)), 0.0, 1.0)
-    assert np.isnan([nothing.value, nothing.low, nothing.high]).all()

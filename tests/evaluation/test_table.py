@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from hf_diversed.evaluation import markdown_table
-from hf_diversed.evaluation.table import results_table, with_bounds
+from hf_diversed.evaluation.table import results_table
 
 
 def record(method: str, accepted: float | None, quality: float, **changes) -> dict:
@@ -38,10 +38,3 @@ def test_the_terminal_shows_whole_figures(length):
     for figure in ("82.3%", "4.55", "51.7%", "20.00", "1.00x"):
         assert text.count(figure) == 2
     assert max(map(len, text.splitlines())) <= 80
-
-
-def test_bounds():
-    """Catches bounds of another field, and a value without bounds that fails."""
-    assert with_bounds({"a": 0.5, "a_ci": [0.25, 0.75]}, "a") == "50.0% (25.0% to 75.0%)"
-    assert with_bounds({"a": 0.5, "a_ci": None}, "a") == "50.0%"
-    assert with_bounds({}, "a") == "-"

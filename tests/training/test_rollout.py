@@ -1,7 +1,6 @@
 """Rollouts against fresh forward passes of both models, and the loop's own counters; and the order of the prompts."""
 
 from collections import Counter
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from hf_diversed.evaluation.decoder import Sampling
 from hf_diversed.features import distribution_features, drafted_token_features
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import SOURCES
-from hf_diversed.training.rollout import RolloutOrder, Rollouts, Sampler
+from hf_diversed.training.rollout import RolloutOrder, Sampler
 from hf_diversed.zoo.loader import Pair
 from tests.tiny import EOS, tiny_draft, tiny_model
 from tests.training import runs
@@ -34,23 +33,13 @@ class Spy(Sampler):
             yield order, drawn
 
 
-class Drawn(NamedTuple):
-    """Rollouts with the data to check them."""
-
-    sampler: Spy
-    head: DiversedHead
-    rollouts: Rollouts
-    positions: list[list[int]]  # of each rollout's decisions, in the order of the decisions
-
-
-def make_head(target, draft, features: str = "both", bias: float = 0.0) -> DiversedHead:
+def make_head(target, draft, features: str = "both") -> DiversedHead:
     """A head whose weights differ between positions; with "+token" in its features also between tokens."""
     kind = {"features": features.removesuffix("+token"), "token_features": features.endswith("+token")}
     head = DiversedHead(DiversedHeadConfig.for_pair(target, draft, **kind))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         head.out.weight.normal_(std=0.4, generator=generator)
-        head.out.bias.fill_(bias)
     return head
 
 
@@ -59,21 +48,6 @@ def make_sampler(target=None, draft=None, **settings) -> Spy:
         target, draft = runs.pair()
     settings = {"max_new_tokens": MAX_NEW, "num_assistant_tokens": 3, "temperature": TEMPERATURE, **settings}
     return Spy(Pair(target, draft, runs.tokenizer()), Sampling(**{"batch_size": 3, **settings}))
-
-
-def draw(architecture: str = "llama", features: str = "both", prompts=PROMPTS, bias: float = 0.0, **settings) -> Drawn:
-    target = tiny_model(architecture)
-    draft = tiny_draft(target, noise=0.3)
-    sampler, head = make_sampler(target, draft, **settings), make_head(target, draft, features, bias)
-    rollouts = sampler.relaxed(prompts, head, seed=1)
-    # Batches hold the prompts by length; their rows in that order.
-    lengths = [len(ids) for ids in sampler.pair.tokenizer(prompts).input_ids]
-    order = sorted(range(len(prompts)), key=lengths.__getitem__)
-    positions: list[list[int]] = [[] for _ in prompts]
-    rows = [row for records in sampler.records for row in records.source.tolist()]
-    for place, row in zip(order, rows):
-        positions[place] = [column for column, source in enumerate(row) if SOURCES[source] != "bonus" and source >= 0]
-    return Drawn(sampler, head, rollouts, positions)
 
 
 def fresh(model, prompt_ids: list[int], completion: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,16 +62,24 @@ def fresh(model, prompt_ids: list[int], completion: list[int]) -> tuple[torch.Te
 @pytest.mark.parametrize(("architecture", "features"), [("gpt2", "both"), ("llama", "distribution+token")])
 def test_decisions_are_those_of_a_fresh_forward(architecture: str, features: str):
     """Catches probabilities or inputs of another position, row or rejected token, and raw distributions."""
-    drawn = draw(architecture, features)
-    decisions, inputs = drawn.rollouts.decisions, drawn.rollouts.inputs
+    target = tiny_model(architecture)
+    draft = tiny_draft(target, noise=0.3)
+    sampler, head = make_sampler(target, draft), make_head(target, draft, features)
+    rollouts = sampler.relaxed(PROMPTS, head, seed=1)
+    decisions, inputs = rollouts.decisions, rollouts.inputs
+    # Batches hold the prompts by length; their rows in that order.
+    prompts = [sampler.pair.tokenizer(prompt).input_ids for prompt in PROMPTS]
+    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+    sources = dict(zip(order, (row for records in sampler.records for row in records.source.tolist())))
     by_token = features.endswith("+token")
     names = {"features"} | ({"target_hidden", "draft_hidden"} if features == "both" else set())
     assert set(inputs) == names | ({"token"} if by_token else set())
-    for row, ids in enumerate(drawn.rollouts.completion_ids):
-        prompt = drawn.sampler.pair.tokenizer(PROMPTS[row]).input_ids
-        p, target_hidden = fresh(drawn.sampler.pair.target, prompt, ids)
-        q, draft_hidden = fresh(drawn.sampler.pair.draft, prompt, ids)
-        mine, places = decisions.sequence == row, torch.tensor(drawn.positions[row])
+    for row, ids in enumerate(rollouts.completion_ids):
+        p, target_hidden = fresh(target, prompts[row], ids)
+        q, draft_hidden = fresh(draft, prompts[row], ids)
+        mine = decisions.sequence == row
+        decided = [source >= 0 and SOURCES[source] != "bonus" for source in sources[row]]
+        places = torch.tensor(decided).nonzero()[:, 0]
         tokens = torch.tensor(ids)[places]
         expected = {
             "target_prob": p[places, tokens],
@@ -110,7 +92,9 @@ def test_decisions_are_those_of_a_fresh_forward(architecture: str, features: str
         strict, kept = decisions.strict_prob[mine], decisions.accepted[mine]
         lossless = (p[places, tokens] / q[places, tokens]).clamp_max(1.0)
         torch.testing.assert_close(strict[kept], lossless[kept], rtol=0.0, atol=1e-3)
-        assert (strict[~kept] < 1.0).all()  # what is rejected has p < q, though what takes its place has p > q
+        # A rejected token has p < q, and the token in its place p > q.
+        assert (strict[~kept] < 1.0).all()
+        assert (p > q)[places, tokens][~kept].all()
         if by_token:
             known["token"] = drafted_token_features(p[places], q[places], tokens)
             drafted = inputs["token"][mine]
