@@ -11,13 +11,17 @@ import json
 from pathlib import Path
 
 from hf_diversed.evaluation.plot import save_plot
-from tools.figures import RESULTS
+from tools.figures import PUBLISHED_HEAD, RESULTS
 
 
 PLOTS = Path(__file__).parent.parent / "docs" / "assets" / "plots"
 # The results of each plot of quality against acceptance.
-SOURCES = {"qwen-coder-mbpp": "real/qwen-coder-mbpp.json", "qwen-coder-gsm8k": "real/qwen-coder-gsm8k.json"}
-HEAD = "diversed:results/real/token-head-mbpp"
+SOURCES = {name: f"real/{name}.json" for name in ("qwen-coder-scitldr", "qwen-coder-mbpp", "qwen-coder-gsm8k")}
+HEADS = {
+    f"diversed:{PUBLISHED_HEAD}": "diversed, token head",
+    "diversed:results/real/token-head-mbpp": "diversed, token head",
+    "diversed:results/real/token-head-scitldr": "diversed, token head that accepts more",
+}
 # Methods without a row in the tables next to the plots.
 LEFT_OUT = ("block:lossless", "diversed:results/real/head-mbpp", "diversed:results/real/hidden-head-mbpp")
 
@@ -27,7 +31,7 @@ def draw() -> None:
     for name, source in SOURCES.items():
         records = json.loads((RESULTS / source).read_text())["records"]
         shown = [
-            row | {"method": row["method"].replace(HEAD, "diversed, token head")}
+            row | {"method": HEADS.get(row["method"], row["method"])}
             for row in records
             if row["method"] not in LEFT_OUT and row["n"] == records[0]["n"]
         ]

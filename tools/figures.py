@@ -79,7 +79,7 @@ def _evaluation(study: str, found: Row) -> Iterator[Figure]:
     """Evaluated methods, and differences between them as "A minus B"."""
     for row in found["records"]:
         yield from flatten(study, row["task"], row["method"], row["n"], row)
-    for row in found.get("comparisons", ()):
+    for row in (*found.get("comparisons", ()), *found.get("at_equal_acceptance", ())):
         name = f"{row['method']} minus {row['minus']}"
         yield from flatten(study, found["records"][0]["task"], name, row.get("n"), row)
 
