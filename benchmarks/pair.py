@@ -60,7 +60,7 @@ from hf_diversed.generation.recurrent import RecurrentModel
 from hf_diversed.generation.runner import RaggedModel
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import PromptedTask, get_task, load_records
-from hf_diversed.tasks.summaries import SciTldr, rouge2
+from hf_diversed.tasks.summaries import SciTldr, rouge2, summaries
 from hf_diversed.verifiers import LosslessVerifier
 from hf_diversed.verifiers.names import DIVERSED, LOSSLESS, PLAIN, base_name, family
 from hf_diversed.zoo import load_pair
@@ -319,7 +319,7 @@ def annotate(rows: dict[str, list[Any]], records: Sequence[dict[str, Any]], voca
     scorer = RougeScorer(ROUGES, use_stemmer=True)
     found: dict[str, list[float]] = {name: [] for name in ("score", *EXTRA)}
     for index, completion in zip(rows["prompt"], rows["text"]):
-        text, references = SciTldr().trim(completion), records[index]["tldr"]
+        text, references = SciTldr().trim(completion), summaries(records[index])
         words = words_of(text)
         sequences = list(zip(*(words[start:] for start in range(4))))
         found["score"].append(rouge2(text, *references))
@@ -340,7 +340,7 @@ def words_of(text: str) -> list[str]:
 def vocabulary(path: Path) -> set[str]:
     """Return the stems of the words of all abstracts and summaries in a file of SciTLDR."""
     records = load_records(get_task("scitldr"), "test", data_file=path)
-    texts = (text for record in records for text in (SciTldr().prompt(record), *record["tldr"]))
+    texts = (text for record in records for text in (SciTldr().prompt(record), *summaries(record)))
     return {stem(word) for text in texts for word in words_of(text)}
 
 

@@ -1,5 +1,6 @@
 """Summaries, scored by ROUGE-2: CNN/DailyMail, XSum and SciTLDR (arXiv 2004.15011)."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -70,8 +71,8 @@ class XSum(Task):
 
 
 class SciTldr(Task):
-    """Abstracts of papers and their one-sentence summaries. Columns `abstract`, a text, and `tldr`, a list of texts;
-    the score is the highest ROUGE-2 over the summaries, as in the dataset's paper."""
+    """Abstracts of papers and their one-sentence summaries. Columns `abstract`, a text, and `tldr`, a text or a list
+    of texts; the score is the highest ROUGE-2 over the summaries, as in the dataset's paper."""
 
     name = "scitldr"
     metric = "rouge2"
@@ -90,7 +91,13 @@ class SciTldr(Task):
 
     def reference(self, record: Record) -> str:
         """Return the first summary."""
-        return f" {record['tldr'][0].strip()}"
+        return f" {summaries(record)[0].strip()}"
 
     def score(self, completion: str, record: Record) -> float:
-        return rouge2(self.trim(completion), *record["tldr"])
+        return rouge2(self.trim(completion), *summaries(record))
+
+
+def summaries(record: Record) -> Sequence[str]:
+    """Return the summaries of a record of SciTLDR."""
+    found = record["tldr"]
+    return [found] if isinstance(found, str) else found
