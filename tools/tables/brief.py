@@ -10,12 +10,12 @@ from tools.tables.parts import markdown
 
 
 class Task(NamedTuple):
-    """A row: its label, the studies of the scores and of the seconds, the setting, the method with a head that was
-    trained on the task, and whether scores are shares."""
+    """A row: its label, the studies of the scores and of the seconds (None where lengths of sampled answers differ by
+    chance), the setting, the method with a head that was trained on the task, and whether scores are shares."""
 
     label: str
     scores: str
-    seconds: str
+    seconds: str | None
     setting: str
     head: str | None
     is_share: bool = True
@@ -25,7 +25,7 @@ TASKS = (
     Task(
         "summaries (SciTLDR, ROUGE-2)",
         "qwen-coder-scitldr",
-        "qwen-coder-speed-scitldr",
+        None,
         "summaries at temperature 1",
         f"diversed:{PUBLISHED_HEAD}",
         is_share=False,
@@ -60,21 +60,19 @@ def render() -> str:
     tasks = [task for task in TASKS if (RESULTS / "real" / f"{task.scores}.json").is_file()]
     rows = [[task.label, *(_cell(task, method) for method in METHODS)] for task in tasks]
     sizes = "; ".join(f"{task.setting}, {figures(task.scores)[0].n} prompts" for task in tasks)
-    untimed = any(not (RESULTS / "real" / f"{task.seconds}.json").is_file() for task in tasks)
-    forwards = ", or target forwards where time was not measured," if untimed else ""
     setting = (
-        f"Seconds per answer (batch size 1, two CPU threads){forwards} and score of Qwen2.5-Coder 1.5B with 0.5B: "
-        f"{sizes}. Heads were trained on summaries, for a short time, and on code. transformers' scores were not "
-        "measured; it is lossless. [Intervals, more methods](docs/results.md)."
+        "Seconds per answer (batch size 1, two CPU threads), for summaries target forwards, and score of "
+        f"Qwen2.5-Coder 1.5B with 0.5B: {sizes}. Heads were trained on summaries, for a short time, and on code. "
+        "transformers' scores were not measured; it is lossless. [Intervals, more methods](docs/results.md)."
     )
     return f"{markdown(['task', *METHODS.values()], rows)}\n\n{setting}"
 
 
 def _cell(task: Task, method: str) -> str:
-    """Return "5.4 s, 50.4%", or the part that was measured; "9.9 forwards, 10.5" without a study of the seconds."""
+    """Return "5.4 s, 50.4%", or the part that was measured; "9.9 forwards, 10.5" for tasks without seconds."""
     label = task.head if method == "diversed" else method
     found = {each.metric: each.value for each in figures(task.scores) if each.method == label}
-    if (RESULTS / "real" / f"{task.seconds}.json").is_file():
+    if task.seconds:
         parts = [_seconds(task.seconds, label)]
     else:
         parts = [f"{found['mean_rounds']:.1f} forwards" if found else ""]
