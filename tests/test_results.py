@@ -123,6 +123,9 @@ def test_published_figures_follow_from_the_batches(task, name, num_parts):
         results = pair_study.pooled(common)
         found = pair_study.compare(results, label, others) | {"n": results.header["n"]}
         assert found == {name: pytest.approx(value) for name, value in expected.items()}
+    if (curve := report.get("at_equal_acceptance")) is not None:
+        expected = [{name: pytest.approx(value) for name, value in row.items()} for row in curve]
+        assert pair_study.at_equal_acceptance(parts) == expected
 
 
 def test_committed_plots_are_current():
