@@ -509,8 +509,7 @@ def at_equal_acceptance(parts: list[Results]) -> list[dict[str, Any]]:
         bootstrap = resamples(results.header["n"], results.header["settings"]["seed"])
         tables = [MethodTable(results, each) for each in (label, *fixed)]
         rates = [bootstrap.ratio(each.sums["num_accepted"], each.sums["num_drafted"]) for each in tables]
-        points = np.sort([rate[0] for rate in rates[1:]])
-        if not points[0] <= rates[0][0] <= points[-1]:
+        if not min(rate[0] for rate in rates[1:]) <= rates[0][0] <= max(rate[0] for rate in rates[1:]):
             continue
         record = {"method": label, "minus": "static", "n": results.header["n"]}
         for figure, name in (("quality", "score"), *((name, name) for name in ROUGES)):
