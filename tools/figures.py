@@ -48,9 +48,8 @@ def figures(study: str) -> tuple[Figure, ...]:
 
 
 def _path(study: str) -> Path:
-    name = f"{study.partition('-')[0] if study.startswith('serving-') else study}.json"
-    published = RESULTS / "real" / name
-    return published if published.is_file() else RESULTS / name
+    published = RESULTS / "real" / f"{study}.json"
+    return published if published.is_file() else RESULTS / f"{study}.json"
 
 
 def data_path(study: str) -> str:
@@ -59,18 +58,13 @@ def data_path(study: str) -> str:
 
 
 def flatten(study: str, task: str, method: str, n: int | None, row: Row) -> Iterator[Figure]:
-    """Return the numbers of a row.
-
-    Bounds are a field NAME_ci, or part of the value: a median with quartiles, or a list of a value and its bounds.
-    """
+    """Return the numbers of a row, with the bounds in a field NAME_ci, and medians with quartiles."""
     for name, value in row.items():
         found: Sequence[Any] = ()
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             found = (value, *(row.get(f"{name}_ci") or ()))
         elif isinstance(value, Mapping) and "quartiles" in value:
             found = (value["median"], *value["quartiles"])
-        elif isinstance(value, list) and not name.endswith("_ci") and len(value) == 3 and isinstance(value[0], float):
-            found = value
         if found:
             yield Figure(study, task, method, n, name, *found)
 
@@ -114,7 +108,7 @@ def over_target(turns: Sequence[Row], reference: Sequence[Row]) -> dict[str, Seq
         found = {"tokens/s": [length * speedup for length, speedup in zip(lengths, speedups)], "speedup": speedups}
         return {name: (median(values), min(values), max(values)) for name, values in found.items()}
     (turn,), (target,) = turns, reference
-    bootstrap = _bootstrap(len(turn["seconds"]))
+    bootstrap = _resamples(len(turn["seconds"]))
     speedup = bootstrap.ratio(target["seconds"], turn["seconds"])
     estimates = {"tokens/s": bootstrap.ratio(turn["tokens"], target["tokens"]) * speedup, "speedup": speedup}
     if len(turn["seconds"]) == 1:
@@ -122,9 +116,7 @@ def over_target(turns: Sequence[Row], reference: Sequence[Row]) -> dict[str, Seq
     return {name: astuple(bootstrap.estimate(values)) for name, values in estimates.items()}
 
 
-@cache
-def _bootstrap(batches: int) -> Bootstrap:
-    return Bootstrap(batches)
+_resamples = cache(Bootstrap)
 
 
 def _counted(study: str, found: Row) -> Iterator[Figure]:
@@ -159,5 +151,5 @@ _READERS: dict[str, Callable[[str, Row], Iterator[Figure]]] = {
     **{f"qwen-coder-speed-batch8-{suffix}": _speed for suffix in ("t0", "t0.7-k20-p0.8")},
     "draft-lengths-counted": _counted,
     "compiled": _compiled,
-    "serving-acceptance": _serving,
+    "serving": _serving,
 }

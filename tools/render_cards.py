@@ -28,16 +28,14 @@ The snippet loads the original weights, so `generate` warns that they are not th
 
 
 def cards() -> dict[Path, str]:
-    """Return the card of every packaged head that has results, and of the published one, by its path."""
+    """Return the card of every packaged head, and of the published one, by its path."""
     by_path = {ROOT / PUBLISHED_HEAD / "README.md": published_card()}
     weights = ROOT / "hf_diversed" / "zoo" / "weights"
     for kind, measured, suffix in ((HEADS, RESULTS, ""), (MIXTURE, RESULTS / "mixture", "-mixture")):
         for folder in sorted((weights / kind).glob("*/")):
-            results = measured / f"{folder.name}.json"
-            if results.is_file():
-                evaluation = json.loads(results.read_text())
-                path = ROOT / "model_cards" / f"embedded-{folder.name}{suffix}" / "README.md"
-                by_path[path] = card(folder, evaluation, evaluation["records"])
+            evaluation = json.loads((measured / f"{folder.name}.json").read_text())
+            path = ROOT / "model_cards" / f"embedded-{folder.name}{suffix}" / "README.md"
+            by_path[path] = card(folder, evaluation, evaluation["records"])
     return by_path
 
 

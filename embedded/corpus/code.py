@@ -92,18 +92,17 @@ def _code(
     test = condition.code.replace("k", bound).replace("v", v)
     lines = [f"def {name}({items}):"]
     if either("plain", "loop") == "plain":
-        collected = f"{value} for {v} in {items}" + (f" if {test}" if test else "")
-        simple = {"list": f"[{collected}]", "count": f"len([{collected}])"}
-        words = {"sum": "sum", "largest": "max", "smallest": "min"}
-        lines.append(f"    return {simple.get(aggregation) or f'{words[aggregation]}({collected})'}")
+        found = f"{value} for {v} in {items}" + (f" if {test}" if test else "")
+        if aggregation in ("count", "list"):
+            found = f"[{found}]"
     else:
         found = either("result", "found", "out")
         lines += [f"    {found} = []", f"    for {v} in {items}:"]
         if test:
             lines.append(f"        if {test}:")
         lines.append(f"{' ' * (12 if test else 8)}{found}.append({value})")
-        wrap = {"sum": "sum(_)", "largest": "max(_)", "smallest": "min(_)", "count": "len(_)", "list": "_"}
-        lines.append(f"    return {wrap[aggregation].replace('_', found)}")
+    wrap = {"sum": "sum(_)", "largest": "max(_)", "smallest": "min(_)", "count": "len(_)", "list": "_"}
+    lines.append(f"    return {wrap[aggregation].replace('_', found)}")
     return "\n".join(lines) + "\n"
 
 

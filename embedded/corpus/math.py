@@ -78,7 +78,7 @@ def sample(rng: random.Random, style: Style) -> Example:
 
 
 def _sentence(step: Step, result: str, slots: dict[str, str], rng: random.Random, style: Style) -> str:
-    left, operator, right = step.expression[0], step.expression[1], step.expression[2]
+    left, operator, right = tuple(step.expression)
     first, second = slots[left], slots.get(right, right)
     if operator in "+*" and pick(rng, 2, _SWAP_HABIT):
         first, second = second, first
@@ -121,8 +121,8 @@ def _draw_operands(plan: Plan, rng: random.Random) -> tuple[dict[str, int], dict
 
 def _compute(expression: str, values: dict[str, int]) -> int:
     """Evaluate `left operator right`; a division that leaves a remainder gives -1."""
-    left, operator = values[expression[0]], expression[1]
-    right = values[expression[2]] if expression[2] in values else int(expression[2])
+    first, operator, second = tuple(expression)
+    left, right = values[first], values[second] if second in values else int(second)
     if operator == "/":
         return left // right if left % right == 0 else -1
     return {"+": left + right, "-": left - right, "*": left * right}[operator]

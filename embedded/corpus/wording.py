@@ -77,12 +77,9 @@ def _parse(template: str) -> tuple:
             stack.append([[]])
         elif piece == "|":
             stack[-1].append([])
-        elif piece == ")" and len(stack) > 1:
+        elif piece == ")":
             options = [tuple(option) for option in stack.pop()]
             stack[-1][-1].append(options)
         else:
             stack[-1][-1].append(piece)
-    outermost, *still_open = stack
-    if still_open or len(outermost) > 1 or ")" in outermost[0]:
-        raise ValueError(f"unbalanced brackets, or a choice outside brackets, in {template!r}")
-    return tuple(outermost[0])
+    return tuple(stack[0][0])

@@ -154,11 +154,6 @@ def methods(study: str, *names: str | tuple[str, str], task: str = "") -> list[R
     return [Row(label, method, study, task) for method, label in pairs]
 
 
-def every(study: str) -> list[Row]:
-    """Return rows of all methods of a study, in its order."""
-    return methods(study, *dict.fromkeys(figure.method for figure in figures(study)))
-
-
 ACCEPTED = Column("accepted / drafted", "acceptance_rate")
 PER_ROUND = Column("tokens per target forward", "block_efficiency", number)
 DROP = Column("points below the target", "quality_drop", tenths)

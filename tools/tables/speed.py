@@ -1,10 +1,10 @@
 """Tables of times."""
 
 from tools.figures import Figure
-from tools.tables.parts import ACCEPTED, Column, Row, Table, count, every, number, tenths, times
+from tools.tables.parts import ACCEPTED, Column, Row, Table, count, methods, number, one_decimal, tenths, times
 
 
-DRAFTED = Column("draft tokens per round", "drafted_per_round", lambda figure: f"{figure.value:.1f}")
+DRAFTED = Column("draft tokens per round", "drafted_per_round", one_decimal)
 OVER_TARGET = Column("over the target", "over_target", number)
 OVER_UPSTREAM = Column("over transformers", "over_upstream", number)
 OVER_CONSTANT = Column("over transformers, best constant number", "over_upstream_constant", number)
@@ -97,10 +97,11 @@ def speed() -> dict[str, Table]:
 
 def serving() -> dict[str, Table]:
     """Return the tables of vLLM."""
+    names = ("target", "lossless", "static:0.5", "lenience:0.3", "diversed (heads)", "diversed (mixture-heads)")
     return {
         "serving-acceptance": Table(
             "verifier",
-            every("serving-acceptance"),
+            methods("serving", *names),
             [
                 Column("accepted in vLLM", "acceptance_rate"),
                 Column("by `generate`", "generate_acceptance_rate"),
