@@ -44,9 +44,6 @@ class SpeculativeStats:
 
     Attributes:
         target_forwards, draft_forwards: forward passes over the batch, including prefill; the same for all its rows.
-        max_ratio: the largest v(y) / p(y) of an emitted token y at a verified position; infinite if p(y) = 0. 0
-            without token records, in greedy decoding, and for verifiers that do not compute v.
-        num_lossless_rounds: rounds of calls that are known to be lossless; see `is_lossless`.
         per_row: the counters of each row.
         engine: "eager", "static" (fixed shapes) or "compiled".
         engine_reason: why a call with `cache_implementation="static"` could not run or be compiled as a whole, else
@@ -68,10 +65,6 @@ class SpeculativeStats:
     tv_count: int = 0
     bias_sum: float = 0.0
     bias_count: int = 0
-    overshoot_sum: float = 0.0
-    overshoot_count: int = 0
-    max_ratio: float = 0.0
-    num_lossless_rounds: int = 0
     strictness_sum: float = 0.0
     strictness_count: int = 0
     per_row: list["SpeculativeStats"] = field(default_factory=list, repr=False)
@@ -87,15 +80,6 @@ class SpeculativeStats:
         return f"tokens: {self.num_emitted}, rounds: {self.num_rounds}, accepted draft tokens: {accepted}"
 
     @property
-    def is_lossless(self) -> bool:
-        """Whether the emitted tokens have exactly the target's distribution (in greedy decoding: are its argmax).
-
-        Derived from `Verifier.is_lossless` of each call. False without rounds and where it is not known: for your own
-        verifiers, unless they implement that method, and if only some rows are lossless.
-        """
-        return 0 < self.num_rounds == self.num_lossless_rounds
-
-    @property
     def acceptance_rate(self) -> float:
         """Accepted / drafted, as DIVERSED and vLLM count it; falls with gamma. NaN without draft tokens."""
         return _ratio(self.num_accepted, self.num_drafted)
@@ -109,11 +93,6 @@ class SpeculativeStats:
     def block_efficiency(self) -> float:
         """Emitted tokens per round, including the residual or bonus token: between 1 and gamma + 1."""
         return _ratio(self.num_emitted, self.num_rounds)
-
-    @property
-    def accepted_length(self) -> float:
-        """Accepted draft tokens per round, without the residual or bonus token: between 0 and gamma."""
-        return _ratio(self.num_accepted, self.num_rounds)
 
     @property
     def acceptance_rate_per_position(self) -> list[float]:
@@ -144,15 +123,6 @@ class SpeculativeStats:
         """
         return _ratio(self.bias_sum, self.bias_count)
 
-    @property
-    def mean_overshoot(self) -> float:
-        """Mean of max(1 - p(y) / v(y), 0) over the tokens y emitted at verified positions; NaN where `max_ratio` is 0.
-
-        It is the share of a token's probability that exceeds the target's (cf. arXiv 2607.26627), with TV(v, p) as its
-        expectation.
-        """
-        return _ratio(self.overshoot_sum, self.overshoot_count)
-
     def add(self, other: "SpeculativeStats") -> None:
         """Add the counters of other rows or calls, in place, and append their rows."""
         for item in fields(self):
@@ -161,8 +131,6 @@ class SpeculativeStats:
                 longest = max(len(mine), len(theirs))
                 padded = [values + [0] * (longest - len(values)) for values in (mine, theirs)]
                 self.accepted_per_position = [a + b for a, b in zip(*padded)]
-            elif item.name == "max_ratio":
-                self.max_ratio = max(mine, theirs)
             elif item.name == "per_row":
                 self.per_row.extend(theirs)
             elif item.name in ("engine", "engine_reason"):
@@ -174,7 +142,7 @@ class SpeculativeStats:
                 setattr(self, item.name, mine + theirs)
 
     def to_dict(self) -> dict:
-        """Return counters and rates for strict JSON (None for NaN or infinite), under AIPerf's names if they exist."""
+        """Return counters and rates for strict JSON (None for NaN), under AIPerf's names if they exist."""
         values = {
             "num_spec_steps": self.num_rounds,
             "num_draft_tokens": self.num_drafted,
@@ -190,10 +158,8 @@ class SpeculativeStats:
             "mean_weight": self.mean_weight,
             "mean_tv": self.mean_tv,
             "mean_bias": self.mean_bias,
-            "mean_overshoot": self.mean_overshoot,
-            "max_ratio": self.max_ratio or None,
         }
-        return {name: None if value != value or value == float("inf") else value for name, value in values.items()}
+        return {name: None if value != value else value for name, value in values.items()}
 
 
 SOURCES = ("draft", "residual", "bonus")

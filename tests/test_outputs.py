@@ -34,11 +34,11 @@ def test_one_position_per_row():
 
 def rows() -> list[SpeculativeStats]:
     first = {"num_rounds": 4, "num_drafted": 10, "num_accepted": 6, "num_rejected": 2, "num_emitted": 9}
-    first |= {"target_forwards": 4, "draft_forwards": 11, "accepted_per_position": [4, 2], "max_ratio": 3.0}
-    first |= {"weight_sum": 2.0, "tv_sum": 1.0, "bias_sum": 0.4, "overshoot_sum": 0.8}
-    first |= dict.fromkeys(("weight_count", "tv_count", "bias_count", "overshoot_count"), 8)
+    first |= {"target_forwards": 4, "draft_forwards": 11, "accepted_per_position": [4, 2]}
+    first |= {"weight_sum": 2.0, "tv_sum": 1.0, "bias_sum": 0.4}
+    first |= dict.fromkeys(("weight_count", "tv_count", "bias_count"), 8)
     second = {"num_rounds": 1, "num_drafted": 5, "num_accepted": 3, "num_rejected": 1, "num_emitted": 4}
-    second |= {"accepted_per_position": [1, 1, 1], "weight_sum": 3.0, "weight_count": 4, "max_ratio": float("inf")}
+    second |= {"accepted_per_position": [1, 1, 1], "weight_sum": 3.0, "weight_count": 4}
     return [SpeculativeStats(**first), SpeculativeStats(**second)]
 
 
@@ -50,7 +50,7 @@ def test_counters_add_up():
     total.add(SpeculativeStats(per_row=[second]))
     total.add(second)
     sums = {"num_rounds": 5, "num_drafted": 15, "num_accepted": 9, "num_rejected": 3, "num_emitted": 13}
-    sums |= {"accepted_per_position": [5, 3, 1], "weight_sum": 5.0, "weight_count": 12, "max_ratio": float("inf")}
+    sums |= {"accepted_per_position": [5, 3, 1], "weight_sum": 5.0, "weight_count": 12}
     assert total == replace(rows()[0], **sums, per_row=[first, second])
     assert [first, second] == rows()  # the summands do not change
 
@@ -61,12 +61,10 @@ def test_counters_add_up():
         ("acceptance_rate", 6 / 10),
         ("verified_acceptance_rate", 6 / 8),
         ("block_efficiency", 9 / 4),
-        ("accepted_length", 6 / 4),
         ("acceptance_rate_per_position", [1.0, 0.5]),
         ("mean_weight", 0.25),
         ("mean_tv", 0.125),
         ("mean_bias", 0.05),
-        ("mean_overshoot", 0.1),
     ],
 )
 def test_rates(rate: str, expected):
@@ -93,7 +91,4 @@ def test_to_dict_names():
         "mean_weight": 0.25,
         "mean_tv": 0.125,
         "mean_bias": 0.05,
-        "mean_overshoot": 0.1,
-        "max_ratio": 3.0,
     }
-    assert json.loads(json.dumps(rows()[1].to_dict()))["max_ratio"] is None  # infinite

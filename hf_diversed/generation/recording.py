@@ -78,9 +78,7 @@ class RecordedRound:
         rows: index of each row in the original batch. starts: its length before the round.
         drafted, accepted, emitted: its numbers of tokens.
         num_positions: G, 0 without draft tokens.
-        is_lossless: whether the verifier is known to be lossless in this call.
         records: of its G + 1 positions; None unless token records are returned or streamed.
-        ratio: v / p of the emitted tokens, NaN in greedy decoding; None without records.
     """
 
     rows: list[int]
@@ -92,9 +90,7 @@ class RecordedRound:
     weight: torch.Tensor | None = None
     tv: torch.Tensor | None = None
     bias: torch.Tensor | None = None
-    ratio: torch.Tensor | None = None
     records: TokenRecords | None = None
-    is_lossless: bool = False
 
 
 class Recorder:
@@ -102,7 +98,6 @@ class Recorder:
 
     Args:
         prompt_length: S. verifier: that of the call.
-        sampled: whether tokens are sampled.
         streamer: receives the tokens of each round; None for no stream.
         requested: additional return values of the call: any of "records", "scores", "logits".
     """
@@ -111,13 +106,11 @@ class Recorder:
         self,
         prompt_length: int,
         verifier: Verifier,
-        sampled: bool,
         streamer: BaseStreamer | None,
         requested: set[str],
     ):
         self.prompt_length, self.streamer, self.requested = prompt_length, streamer, requested
         self.strictnesses = verifier.strictness_per_row()
-        self.is_lossless = verifier.is_lossless(sampled)
         self.rounds: list[RecordedRound] = []
         self._describes = "records" in requested or isinstance(streamer, RoundStreamer)
         self._columns: dict[str, list[torch.Tensor]] = {name: [] for name in ("scores", "logits") if name in requested}
@@ -129,7 +122,6 @@ class Recorder:
             self._add_columns("scores", round.target.scores, recorded)
         if "logits" in self.requested and round.target.raw_logits is not None:
             self._add_columns("logits", round.target.raw_logits, recorded)
-        recorded.is_lossless = self.is_lossless
         records = recorded.records = describe_round(round) if self._describes else None
         if round.verdict is not None:
             trace = round.verdict.trace
@@ -138,7 +130,6 @@ class Recorder:
             if records is not None:
                 recorded.tv = records.tv[:, :-1] if trace.tv is None else trace.tv
                 recorded.bias = None if trace.bias is None else records.bias[:, :-1]
-                recorded.ratio = _ratio(records, round)
         self.rounds.append(recorded)
 
     def _add_columns(self, name: str, scores: torch.Tensor, recorded: RecordedRound) -> None:
@@ -211,8 +202,7 @@ def sum_up(
         counters.strictness_sum = strictnesses[row * len(strictnesses) // len(ends)]
         counters.strictness_count = 1
     for entry in rounds:
-        measured = entry.weight, entry.tv, entry.bias, entry.ratio
-        traced = [None if values is None else values.tolist() for values in measured]
+        traced = [None if values is None else values.tolist() for values in (entry.weight, entry.tv, entry.bias)]
         for row, origin in enumerate(entry.rows):
             counters = per_row[origin]
             verified = _count(counters, entry, row, ends[origin])
@@ -262,7 +252,6 @@ def _count(counters: SpeculativeStats, entry: RecordedRound, row: int, end: int)
         kept = drafted = remaining
     rejected = int(kept < drafted)
     counters.num_rounds += 1
-    counters.num_lossless_rounds += entry.is_lossless
     counters.num_drafted += drafted
     counters.num_accepted += kept
     counters.num_rejected += rejected
@@ -273,14 +262,11 @@ def _count(counters: SpeculativeStats, entry: RecordedRound, row: int, end: int)
     return kept + rejected
 
 
-def _average(counters: SpeculativeStats, weight, tv, bias, ratio) -> None:
+def _average(counters: SpeculativeStats, weight, tv, bias) -> None:
     """Add the values at a row's verified positions, each list[float] or None; NaN at positions without a value."""
     if bias is None and weight is not None and tv is not None:
         bias = [(1.0 - w) * distance for w, distance in zip(weight, tv)]
-    ratios = [value for value in ratio or () if value == value]
-    counters.max_ratio = max(counters.max_ratio, *ratios, 0.0)
-    overshoot = [1.0 - 1.0 / value if value > 1.0 else 0.0 for value in ratios]
-    for name, values in {"weight": weight, "tv": tv, "bias": bias, "overshoot": overshoot}.items():
+    for name, values in {"weight": weight, "tv": tv, "bias": bias}.items():
         known = [value for value in values or () if value == value]
         setattr(counters, f"{name}_sum", getattr(counters, f"{name}_sum") + sum(known))
         setattr(counters, f"{name}_count", getattr(counters, f"{name}_count") + len(known))
@@ -356,12 +342,6 @@ def _log_prob(tokens: torch.Tensor, is_bonus: torch.Tensor, round: Round) -> tor
     if emitted_probs is not None:
         v = F.pad(emitted_probs().gather(-1, tokens[:, :-1, None]).squeeze(-1), (0, 1))
     return torch.where(is_bonus, p, v).log()
-
-
-def _ratio(records: TokenRecords, round: Round) -> torch.Tensor:
-    """Return `RecordedRound.ratio`, float32 `[B, G]`."""
-    ratio = (records.log_prob - records.log_prob_target).exp()[:, :-1]
-    return torch.full_like(ratio, float("nan")) if round.round_noise.noise is None else ratio
 
 
 def _strict_prob(draft: DraftOutput, trace: Trace, round: Round) -> torch.Tensor:

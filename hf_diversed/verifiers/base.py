@@ -30,7 +30,6 @@ SETTINGS = {
     ),
 }
 LIMITS = tuple(name for name in SETTINGS if name != "strictness")
-_DECISIONS = {"__call__", "emitted_probs", "weights"}  # methods that determine which tokens are emitted
 
 
 class Verifier:
@@ -69,21 +68,9 @@ class Verifier:
         cls.needs_check = not cls.__module__.startswith("hf_diversed.")
         if "__call__" in vars(cls) and "needs_input_ids" not in vars(cls):
             cls.needs_input_ids = True  # the override may use them even if the base class does not
-        if _DECISIONS & vars(cls).keys() and "is_lossless" not in vars(cls):
-            cls.is_lossless = Verifier.is_lossless  # type: ignore[method-assign]
 
     def check(self, context: DecodingContext) -> None:
         """Raise ValueError, before any forward pass, if this verifier does not support the call."""
-
-    def is_lossless(self, sampled: bool) -> bool:
-        """Return whether the emitted tokens follow the target's distribution exactly; False if that is not known.
-
-        Subclasses that override how tokens are verified (`__call__`, `emitted_probs` or `weights`) do not inherit it.
-
-        Args:
-            sampled: whether tokens are sampled. In greedy decoding, lossless means that every token is argmax p.
-        """
-        return False
 
     def strictness_per_row(self) -> Sequence[float]:
         """Return the strictness for the statistics: one value, or one per prompt or row; empty without strictness."""

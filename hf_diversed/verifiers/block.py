@@ -47,9 +47,6 @@ class BlockVerifier(CompositeVerifier):
     def strictness_per_row(self) -> Sequence[float]:
         return self.verifier.strictness_per_row()
 
-    def is_lossless(self, sampled: bool) -> bool:
-        return self.verifier.is_lossless(sampled)
-
     def __call__(
         self,
         input_ids: torch.Tensor,

@@ -24,9 +24,6 @@ class ContrastiveVerifier(DistributionVerifier):
         self.beta = check_range("beta", beta, 0.0, 1e3, "0 ignores the draft model; 0.1 to 1 are usual.")
         self.alpha = check_range("alpha", alpha, 0.0, 1.0, "0 keeps all tokens; 0.1 is usual.")
 
-    def is_lossless(self, sampled: bool) -> bool:
-        return self.beta == 0.0 and (not sampled or self.alpha == 0.0)
-
     def emitted_probs(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
         p, z_p, z_q = target.probs()[:, :-1], target.scores[:, :-1], draft.scores
         plausible = (p > 0.0) & (p >= self.alpha * p.amax(-1, keepdim=True))

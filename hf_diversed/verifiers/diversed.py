@@ -1,6 +1,6 @@
 """DIVERSED: weights predicted per position (arXiv 2604.07622) or per token, with a strictness and bounds."""
 
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,23 +15,8 @@ from hf_diversed.provenance import cached_weights_digest
 from hf_diversed.verifiers.mixture import MixtureVerifier, Values, Weights, per_row_values
 
 
-@runtime_checkable
-class Head(Protocol):
-    """Interface of a head, as implemented by `DiversedHead`.
-
-    Attributes:
-        config: a `DiversedHeadConfig`, or an object with its fields: model names and sizes, vocabulary size, default
-            strictness, temperature and gamma of the training.
-        needs_hidden_states: whether the head reads both models' hidden states before the draft token.
-    """
-
-    needs_hidden_states: bool
-    needs_distributions: bool
-    needs_token: bool
-    config: Any
-
-    def __call__(self, **inputs: torch.Tensor) -> torch.Tensor:
-        """Return the logit of the weight on the target, float32 `[B, G]`; arguments as in `DiversedHead.forward`."""
+if TYPE_CHECKING:
+    from hf_diversed.head import DiversedHead
 
 
 class DiversedVerifier(MixtureVerifier):
@@ -60,12 +45,12 @@ class DiversedVerifier(MixtureVerifier):
 
     def __init__(
         self,
-        head: Head,
+        head: "DiversedHead",
         strictness: Values | None = None,
         max_bias: Values | None = None,
         max_ratio: Values | None = None,
     ):
-        if not isinstance(head, Head):
+        if not hasattr(head, "needs_token"):  # without an import of transformers
             raise TypeError(f"head must be a DiversedHead, got {type(head).__name__}; load one with from_pretrained.")
         super().__init__(max_bias, max_ratio)
         self.head = head
@@ -94,9 +79,6 @@ class DiversedVerifier(MixtureVerifier):
 
     def components(self) -> list[object]:
         return [self, self.head]
-
-    def is_lossless(self, sampled: bool) -> bool:
-        return all(value == 1.0 for value in self.strictness) or self.bounds_are_lossless()
 
     def strictness_per_row(self) -> list[float]:
         return self.strictness
@@ -148,7 +130,7 @@ class DiversedVerifier(MixtureVerifier):
         if strictness is None:
             return torch.sigmoid(logit)
         if self.head.needs_token:
-            slope = self.head.ratio_slope()  # type: ignore[attr-defined]
+            slope = self.head.ratio_slope()
             weight = torch.sigmoid(shift_lenience(logit, strictness, slope.to(logit.device)))
         else:
             weight = apply_strictness(torch.sigmoid(logit), strictness)

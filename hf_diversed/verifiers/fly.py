@@ -36,10 +36,6 @@ class FLyVerifier(Verifier):
     def allows_early_stop(self) -> bool:  # type: ignore[override]
         return self.window_size is not None
 
-    def is_lossless(self, sampled: bool) -> bool:
-        # A window as long as the block is also lossless, but the length of blocks is not known here.
-        return self.entropy_threshold == float("inf")
-
     def __call__(self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput) -> Verdict:
         native = LosslessVerifier()(input_ids, draft, target)
         best = target.probs()[:, :-1].topk(min(self.top_k, target.scores.shape[-1]), dim=-1).values

@@ -52,9 +52,6 @@ class FuzzyVerifier(DistributionVerifier):
         self.divergence = divergence
         self.confidence = check_range("confidence", confidence, 0.0, 1.0, "1 applies the threshold at every position.")
 
-    def is_lossless(self, sampled: bool) -> bool:
-        return self.threshold == 0.0 or self.confidence == 0.0
-
     def emitted_probs(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
         distance = _DIVERGENCES[self.divergence](target.probs()[:, :-1], draft.probs())
         # Rounding can give a divergence <= 0 where p and q differ, so threshold 0 is handled separately.

@@ -25,9 +25,6 @@ class LenientVerifier(Verifier):
         advice = "A value of 1 is lossless; smaller values accept more."
         self.lenience = check_range("lenience", lenience, 0.0, 1.0, advice, excluded=0.0)
 
-    def is_lossless(self, sampled: bool) -> bool:
-        return self.lenience == 1.0
-
     def __call__(self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput) -> Verdict:
         return lenient_verdict(draft, target, self.lenience, target_residual(draft, target))
 

@@ -16,9 +16,6 @@ class LosslessVerifier(Verifier):
     needs_input_ids = False
     has_emitted_probs = True
 
-    def is_lossless(self, sampled: bool) -> bool:
-        return True
-
     def __call__(self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput) -> Verdict:
         if not draft.sampled:
             return greedy_verdict(draft, target)

@@ -29,9 +29,6 @@ class LossyVerifier(Verifier):
         advice = "None balances the mass, 1 is lenience 1 - alpha."
         self.beta = None if beta is None else check_range("beta", beta, 1.0 - self.alpha, float("inf"), advice)
 
-    def is_lossless(self, sampled: bool) -> bool:
-        return self.alpha == 0.0 and (not sampled or self.beta in (None, 1.0))
-
     def __call__(self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput) -> Verdict:
         def replacement(positions: torch.Tensor) -> torch.Tensor:
             p, q = target.probs(positions), draft.probs(positions)

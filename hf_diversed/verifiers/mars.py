@@ -23,9 +23,6 @@ class MarsVerifier(Verifier):
     def __init__(self, theta: float = 0.9):
         self.theta = check_range("theta", theta, 0.0, 1.0, "1 is lossless, smaller accepts more; 0.9 is usual.")
 
-    def is_lossless(self, sampled: bool) -> bool:
-        return self.theta == 1.0
-
     def __call__(self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput) -> Verdict:
         strict = LosslessVerifier()(input_ids, draft, target)
         scores = target.scores[:, :-1]

@@ -112,11 +112,6 @@ class MixtureVerifier(Verifier):
                 allowed = f"one value or one per prompt ({context.num_prompts})"
                 raise ValueError(f"`{name}` must be {allowed}, got {len(values)}.")
 
-    def bounds_are_lossless(self) -> bool:
-        """Return whether a bound requires w = 1 in every row: `max_bias` 0, or `max_ratio` 1."""
-        ends = (self.max_bias, 0.0), (self.max_ratio, 1.0)
-        return any(values is not None and all(value == end for value in values) for values, end in ends)
-
     def settings(self) -> dict[str, object]:
         return {name: value for name, value in super().settings().items() if not (name in LIMITS and value is None)}
 

@@ -48,9 +48,6 @@ class PhaseVerifier(CompositeVerifier):
     def settings(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in ("inside", "outside", "begin", "end")}
 
-    def is_lossless(self, sampled: bool) -> bool:
-        return self.inside.is_lossless(sampled) and self.outside.is_lossless(sampled)
-
     def __call__(
         self,
         input_ids: torch.Tensor,

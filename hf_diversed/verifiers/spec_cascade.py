@@ -56,9 +56,6 @@ class SpecCascadeVerifier(DistributionVerifier):
         self.alpha = check_range("alpha", alpha, low, high, advice)
         self.needs_draft_confidence = rule in _RULES_ON_DRAFT
 
-    def is_lossless(self, sampled: bool) -> bool:
-        return self.rule in ("diff", "token_v1", "token_v2") and self.alpha == -1.0
-
     def emitted_probs(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
         q, p = decoding_probs(draft, target)
         if draft.raw_logits is None or target.raw_logits is None:

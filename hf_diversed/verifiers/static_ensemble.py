@@ -34,8 +34,5 @@ class StaticEnsembleVerifier(MixtureVerifier):
             "weight", weight, 0.0, 1.0, "1 is lossless, 0 accepts every draft token; 0.7 is a good start."
         )
 
-    def is_lossless(self, sampled: bool) -> bool:
-        return self.weight == 1.0 or self.bounds_are_lossless()
-
     def weights(self, draft: DraftOutput, target: TargetOutput, row_values: dict[str, torch.Tensor]) -> Weights:
         return Weights(torch.full(draft.tokens.shape, self.weight, dtype=torch.float32, device=draft.tokens.device))

@@ -26,9 +26,6 @@ class TopKRelaxedVerifier(Verifier):
             "delta", delta, 0.0, 1.0, "0 keeps only tokens as likely as the best, 1 all of the k."
         )
 
-    def is_lossless(self, sampled: bool) -> bool:
-        return not sampled and self.top_k == 1
-
     def __call__(self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput) -> Verdict:
         scores = target.scores[:, :-1]
         chosen = scores.gather(-1, draft.tokens[..., None])

@@ -23,9 +23,6 @@ class TypicalAcceptanceVerifier(Verifier):
         self.epsilon = check_range("epsilon", epsilon, 0.0, 1.0, "Smaller accepts more; 0.09 is Medusa's.")
         self.delta = check_range("delta", delta, 0.0, float("inf"), "Smaller accepts more; about sqrt(epsilon).")
 
-    def is_lossless(self, sampled: bool) -> bool:
-        return not sampled
-
     def __call__(self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput) -> Verdict:
         if not draft.sampled:
             return greedy_verdict(draft, target)
