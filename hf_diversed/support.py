@@ -16,10 +16,8 @@ from packaging.version import Version
 from torch import nn
 from torch.nn.modules import module as _module
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.distributed.fsdp import is_fsdp_managed_module
 from transformers.generation import logits_process as lp
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
-from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 
 # --- Releases ---
@@ -313,8 +311,8 @@ def prompt_learning_adapter(model: PreTrainedModel) -> str | None:
     return str(config.peft_type) if config is not None and config.is_prompt_learning else None
 
 
-def peft_inputs(model: PreTrainedModel) -> set[str]:
-    """Return which arguments of PEFT's `generate` belong to rows or to positions of the prompt in this call.
+def peft_inputs(model: PreTrainedModel) -> str:
+    """Return the arguments of PEFT's `generate` that belong to rows or to positions of the prompt in this call.
 
     "adapter_names" is one adapter per row, "task_ids" one task of Poly per row, and "alora_offsets" where an activated
     LoRA starts. Forward hooks, which are partial functions or closures, pass them on.
@@ -322,7 +320,7 @@ def peft_inputs(model: PreTrainedModel) -> set[str]:
     hooks = [hook for module in base_model(model).modules() for hook in module._forward_pre_hooks.values()]
     partials = {name for hook in hooks for name in getattr(hook, "keywords", ())}
     closures = {name for hook in hooks if (code := getattr(hook, "__code__", None)) for name in code.co_freevars}
-    return (partials | closures) & {"adapter_names", "task_ids", "alora_offsets"}
+    return ", ".join(sorted((partials | closures) & {"adapter_names", "task_ids", "alora_offsets"}))
 
 
 def hidden_width(model: PreTrainedModel) -> int:
@@ -471,15 +469,8 @@ def cannot_compile(model: PreTrainedModel) -> str | None:
         return f"is wrapped in a {type(model).__name__}"
     if not all(map(is_library_code, _forward_hooks(model))):
         return "has forward hooks of the user"
-    if inputs := peft_inputs(model):
-        return f"has hooks of PEFT for arguments of this call ({', '.join(sorted(inputs))})"
     quantizer = getattr(model, "hf_quantizer", None)
     return None if quantizer is None or quantizer.is_compileable else "is quantized in a way that cannot be compiled"
-
-
-def is_sharded(model: PreTrainedModel) -> bool:
-    """Whether parameters are sharded over processes (ZeRO-3, FSDP), so that all processes must run each forward."""
-    return is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)
 
 
 def model_name(model: PreTrainedModel) -> str:

@@ -161,7 +161,6 @@ def test_peft_wrappers():
     assert support.num_layers(lora) == 2
     assert support.hidden_width(lora) == 32
     assert support.logits_to_keep(lora) == "index"
-    assert not support.is_sharded(lora)
 
     prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     wrapped = peft.get_peft_model(tiny.tiny_model("llama"), prompt)

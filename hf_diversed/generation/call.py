@@ -214,13 +214,6 @@ class Call:
             draft=None if assistant is None else support.base_model(assistant),
         )
 
-    @property
-    def early_end(self) -> str | None:
-        """The setting that asks for draft blocks to end early, as text; None without one."""
-        if self.threshold:
-            return f"{_THRESHOLD}={self.threshold!r}"
-        return f"{_SCHEDULE}={self.schedule!r}" if self.schedule == CONFIDENCE else None
-
     def _read_lengths(self) -> None:
         """Read the settings of draft lengths, and the maximum length.
 
@@ -287,14 +280,15 @@ class Call:
 
     def _stopping_rule(self, by_confidence: bool) -> StoppingRule | None:
         """Return the rule that ends draft blocks early; None to draft as many tokens as requested."""
-        if self.draft is None:
-            return None
         obstacle = "compiled rounds do not end early" if self.compiler is not None else ""
+        if self.draft is None:
+            obstacle = "only the blocks of a draft model end early"
         if not self.verifier.allows_early_stop:
             obstacle = f"{self.verifier!r} does not allow blocks to end early"
-        if obstacle:
-            if self.early_end is not None:
-                logger.warning_once(f"{self.early_end} has no effect: {obstacle}.")
+        if obstacle or self.draft is None:
+            setting = f"{_THRESHOLD}={self.threshold!r}" if self.threshold else f"{_SCHEDULE}={self.schedule!r}"
+            if self.threshold or self.schedule == CONFIDENCE:
+                logger.warning_once(f"{setting} has no effect: {obstacle}.")
             return None
         if self.threshold:
             return ThresholdRule(self.threshold)

@@ -9,12 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_diversed import support
 from hf_diversed.generation.candidates import DFLASH, MTP, OWN, SHARED_STATES, is_point_mass
-from hf_diversed.generation.confidence import CONSTANT
-from hf_diversed.verifiers.base import SETTINGS, Verifier, read_integer, read_numbers
+from hf_diversed.verifiers.base import SETTINGS, Verifier, read_integer
 
 
 # Settings of a head that calls may change: names as arguments and in generation configs, and in `DiversedVerifier`.
@@ -109,14 +107,6 @@ MODELS = {
         'attn_implementation="sdpa" (or "eager").',
         early=True,
     ),
-    "no output embedding": Refusal(
-        _of_models(lambda model: model.get_output_embeddings() is None),
-        "the {role} {name} has no output embedding, so it predicts no tokens; load it with AutoModelForCausalLM.",
-    ),
-    "no weights": Refusal(
-        _of_models(lambda model: support.device(model) is None),
-        "the {role} {name} has no weights (its device is meta); load it with from_pretrained.",
-    ),
     "gradient checkpointing": Refusal(
         _of_models(support.recomputes_activations),
         "the {role} {name} is in training mode with gradient checkpointing, which drops the cache; call model.eval() "
@@ -127,35 +117,12 @@ MODELS = {
         "the {role} {name} has a prompt-learning adapter ({found}), whose virtual tokens are not supported; use an "
         "adapter without them, such as LoRA.",
     ),
-    "activated LoRA": Refusal(
-        _of_models(lambda model: "alora_offsets" in support.peft_inputs(model)),
-        "the {role} {name} has an activated LoRA (aLoRA), whose start PEFT counts from the end of the prompt, which "
-        "is wrong for blocks of draft tokens; use an adapter without alora_invocation_tokens.",
-    ),
-    "sharded": Refusal(
-        _of_models(support.is_sharded),
-        "the {role} {name} is sharded over processes (ZeRO-3 or FSDP); gather it first.",
+    "adapters per row": Refusal(
+        _of_models(support.peft_inputs),
+        "the {role} {name} has an adapter whose use depends on the row or the position ({found}), which is not "
+        "supported with a verifier; select one adapter with set_adapter.",
     ),
 }
-
-
-def _no_head(call: Any) -> str | None:
-    if isinstance(call.diversed_head, type):
-        return f"the class {call.diversed_head.__name__}; pass an instance, a folder or a Hub id"
-    if isinstance(call.diversed_head, Verifier):
-        return f"the verifier {type(call.diversed_head).__name__}; pass it as verifier="
-    return None
-
-
-def _no_verifier(call: Any) -> str | None:
-    verifier = call.verifier
-    if isinstance(verifier, (Verifier, str, type(None))):
-        return None
-    if isinstance(verifier, type):
-        return f"the class {verifier.__name__}; create an instance with {verifier.__name__}(...)"
-    if getattr(getattr(verifier, "config", None), "model_type", None) == "diversed_head":
-        return "a DiversedHead; pass it as diversed_head="
-    return f"{type(verifier).__name__}; see hf_diversed.VERIFIERS"
 
 
 # The arguments from which the verifier of a call is built.
@@ -169,9 +136,10 @@ VERIFIERS = {
         "diversed_decoding needs verifier= or diversed_head=; see hf_diversed.VERIFIERS.",
         error=TypeError,
     ),
-    "no head": Refusal(_no_head, "diversed_head must be a head, got {found}.", error=TypeError),
     "no verifier": Refusal(
-        _no_verifier, 'verifier must be a Verifier or a name such as "lenience:0.3", got {found}.', error=TypeError
+        lambda call: not isinstance(call.verifier, Verifier | str | None) and type(call.verifier).__name__,
+        'verifier must be a Verifier or a name such as "lenience:0.3", got {found}; pass heads as diversed_head=.',
+        error=TypeError,
     ),
     "settings of a head": Refusal(
         lambda call: (
@@ -266,8 +234,6 @@ def shapes(call: Any) -> str | None:
     expected = tuple(input_ids.shape)
     if input_ids.ndim != 2 or 0 in expected:
         return f"input_ids must be [batch, length] with at least one row and one id, got {list(expected)}."
-    if input_ids.dtype not in (torch.long, torch.int):
-        return f"input_ids must be ids (long or int), got {input_ids.dtype}; pass the ids of the tokenizer's output."
     for name in ("attention_mask", "position_ids"):
         value = call.model_kwargs.get(name)
         if value is None or tuple(value.shape) == expected:
@@ -278,11 +244,6 @@ def shapes(call: Any) -> str | None:
             return (
                 f"{name} must have the shape of input_ids, {list(expected)}, got {list(value.shape)}; pass the "
                 "tokenizer's output unchanged."
-            )
-        if value.ndim == 3 and not torch.equal(value, value[:1].expand_as(value)):
-            return (
-                f"position_ids {list(value.shape)} must be equal in all planes, because verifiers support text only; "
-                "pass one plane."
             )
     if mask is not None and (empty := (mask == 0).all(dim=-1)).any():
         return (
@@ -303,48 +264,27 @@ def vocabularies(call: Any) -> str | None:
             f"target and draft model have vocabularies of {size} and {other} ids, which is more than padding. Use a "
             "draft model from the same family."
         )
-    known, highest = support.known_ids(draft), int(call.input_ids.max())
-    # Such as image tokens, which no model emits. Further logits are padding.
-    if size <= known < support.known_ids(model) and highest >= known:
-        return (
-            f"the draft model {type(support.base_model(draft)).__name__} embeds {known} ids, but the prompts have the "
-            f"id {highest}, which only the target embeds; use another draft model, or remove the id."
-        )
     return None
 
 
 def sources(call: Any) -> str | None:
     """Return what a source of draft tokens of transformers or the caller, `call.source`, does not support."""
-    source, config, draft, own = call.source, call.generation_config, call.assistant_model, call.own_generators
+    source, config, own = call.source, call.generation_config, call.own_generators
     if source is None:
         return None
-    if source == DFLASH and config.speculation_type != "dflash":
-        return f'speculation_type must be "dflash", got {config.speculation_type!r}.'
-    if source == DFLASH and not hasattr(getattr(draft, "config", None), "block_size"):
-        return (
-            f"{source} needs a DFlash draft model as assistant_model=, got {type(draft).__name__}; remove "
-            "speculation_type for a causal language model."
-        )
     others = {
-        "assistant_model": draft,
-        MTP: config.use_mtp,
-        f"speculation_type={config.speculation_type!r}": config.speculation_type,
+        "assistant_model": call.assistant_model if source in (OWN, MTP) else None,
+        MTP: config.use_mtp if source != MTP else None,
+        f"speculation_type={config.speculation_type!r}": config.speculation_type if source != DFLASH else None,
+        f"prompt_lookup_num_tokens={config.prompt_lookup_num_tokens!r}": config.prompt_lookup_num_tokens,
     }
-    for name, value in others.items():
-        if source in (OWN, MTP) and is_set(value) and name != source:
-            return f"{name} and {source} are two sources of draft tokens; pass only one."
-    if source == MTP:
-        layers = getattr(call.model.config.get_text_config(), "num_mtp_layers", None)
-        if not layers:
-            return (
-                f"{MTP} needs a model with multi-token prediction layers, which {type(call.model).__name__} lacks "
-                "(num_mtp_layers in its config); pass assistant_model= instead."
-            )
-        if (length := call.input_ids.shape[1]) < layers:  # upstream's generator fails for shorter ones
-            return (
-                f"{MTP} needs prompts of at least {layers} tokens, one per prediction layer, got {length}; pass a "
-                "longer prompt."
-            )
+    if other := next((name for name, value in others.items() if is_set(value)), None):
+        return f"{other} and {source} are two sources of draft tokens; pass only one."
+    if source == MTP and not getattr(call.model.config.get_text_config(), "num_mtp_layers", None):
+        return (
+            f"{MTP} needs a model with multi-token prediction layers, which {type(call.model).__name__} lacks "
+            "(num_mtp_layers in its config); pass assistant_model= instead."
+        )
     needed = _FIRST_TESTED.get(source, (0,))
     if needed > support.RELEASE:
         return (
@@ -359,40 +299,14 @@ def sources(call: Any) -> str | None:
         return f"{source} drafts for a single row: batch size must be 1, got {count}; decode the prompts one by one."
     if reads_target and mask is not None and not mask.all():
         return f"{source} does not support padding: remove the padding of the prompt."
-    for name in ("num_assistant_tokens_schedule", "assistant_confidence_threshold"):
-        value = call.length_settings.get(name)
-        if value and value != CONSTANT:
-            return f"{name}={value!r} is not supported with {source}, whose draft blocks do not end early."
-    if call.random_source is not None:
-        return f"random_source is not supported with {source}, which draws from torch's generator."
+    if reads_target and support.recurrent_states(call.model):
+        return f"{source} is not supported for targets with recurrent states; pass assistant_model=."
     if call.verifier.needs_raw_logits and not is_point_mass(source) and call.logits_processor:
         names = ", ".join(type(each).__name__ for each in call.logits_processor)
         return (
             f"{call.verifier!r} needs the draft model's logits before any processor, which {source} does not return; "
             f"drop {names}, or use another verifier."
         )
-    if reads_target and support.recurrent_states(call.model):
-        return f"{source} is not supported for targets with recurrent states; pass assistant_model=."
-    if reads_target and config.prefill_chunk_size is not None:
-        return f"prefill_chunk_size is not supported with {source}, which reads the prompt's states."
-    return None
-
-
-def _combined(call: Any) -> str | None:
-    """Return the names of two sources of draft tokens, if a call has two."""
-    looked_up = call.generation_config.prompt_lookup_num_tokens
-    given = [] if call.draft is None else ["assistant_model"]
-    given += [] if call.source is None else [call.source]
-    given += [] if looked_up is None else [f"prompt_lookup_num_tokens={looked_up!r}"]
-    return " and ".join(given) if len(given) > 1 else None
-
-
-def _without_count(call: Any) -> dict[str, Any] | None:
-    """Return a setting that is not an integer >= 1."""
-    names = ("prompt_lookup_num_tokens", "max_matching_ngram_size", "prefill_chunk_size")
-    for name, value in [(name, getattr(call.generation_config, name)) for name in names]:
-        if value is not None and (read_integer(value) or 0) < 1:
-            return {"name": name, "value": value}
     return None
 
 
@@ -402,28 +316,6 @@ def _refused_processor(call: Any) -> dict[str, str] | None:
             if isinstance(processor, refused):
                 return {"name": type(processor).__name__, "reason": reason}
     return None
-
-
-def _in_batches(find: Callable[[PreTrainedModel], Any]) -> Callable[[Any], dict[str, Any] | None]:
-    """Return a condition that holds for batches if `find` returns a true value for one of the models."""
-    return lambda call: _of_models(find)(call) if len(call.input_ids) > 1 else None
-
-
-def _inputs_per_row(model: PreTrainedModel) -> str | None:
-    return ", ".join(sorted(support.peft_inputs(model) & {"adapter_names", "task_ids"})) or None
-
-
-def _beyond_learned_positions(call: Any) -> dict[str, Any] | None:
-    """Hold if a call may exceed the draft model's learned positions, unless the target has no more."""
-    if call.draft is None or not support.has_learned_positions(call.draft):
-        return None
-    most, target = support.max_positions(call.draft) or 0, call.model
-    reached = int(call.positions[:, -1].max()) + 1 + call.max_length - call.positions.shape[1]
-    if most >= reached - 1:  # no model reads the last token
-        return None
-    if support.has_learned_positions(target) and most >= (support.max_positions(target) or 0):
-        return None
-    return {"name": type(support.base_model(call.draft)).__name__, "most": most, "reached": reached}
 
 
 def _changes_rotation(call: Any) -> dict[str, Any] | None:
@@ -443,12 +335,6 @@ def _changes_rotation(call: Any) -> dict[str, Any] | None:
     return {"name": name, "limit": limit, "kind": kind, "longer": longer}
 
 
-def _is_outside(threshold: Any) -> bool:
-    """Return whether a threshold is no number in [0, 1]."""
-    numbers = read_numbers(threshold)
-    return threshold is not None and not (numbers and len(numbers) == 1 and 0.0 <= numbers[0] <= 1.0)
-
-
 # Modes of transformers, and what to do instead.
 _OTHER_MODES = {
     "assistant_ensemble_weight": 'pass verifier="static:{}" instead',
@@ -456,6 +342,7 @@ _OTHER_MODES = {
     "dola_layers": "DoLa is another decoding method; remove the verifier or pass dola_layers=None",
     "force_words_ids": "this is constrained beam search; remove the verifier or pass force_words_ids=None",
     "constraints": "this is constrained beam search; remove the verifier or pass constraints=None",
+    "assistant_early_exit": "pass assistant_model= instead",
 }
 
 
@@ -466,46 +353,17 @@ def _other_mode(call: Any) -> dict[str, Any] | None:
     return None
 
 
-def _other_output(call: Any) -> str | None:
-    names = ("output_attentions", "output_hidden_states") if call.generation_config.return_dict_in_generate else ()
-    return next((name for name in names if getattr(call.generation_config, name)), None)
-
-
 CALLS = {
-    "token_healing": Refusal(
-        lambda call: call.generation_config.token_healing,
-        "token_healing is not supported with a verifier; call model.heal_tokens(input_ids, tokenizer) first.",
-        early=True,
-    ),
     "cache_implementation": Refusal(
         lambda call: call.generation_config.cache_implementation in _OTHER_CACHES,
         "cache_implementation={call.generation_config.cache_implementation!r} is not supported with a verifier: rows "
         "of different lengths need this library's cache, which cannot be paged, offloaded or quantized. Pass None.",
         early=True,
     ),
-    "early exit": Refusal(
-        lambda call: call.generation_config.assistant_early_exit is not None,
-        "assistant_early_exit is not supported with a verifier; pass assistant_model= instead.",
-        early=True,
-    ),
-    "several sequences without draft model": Refusal(
-        lambda call: (
-            (call.generation_config.num_return_sequences or 1) > 1
-            and next((name for name in DRAFT_MODES if is_set(getattr(call.generation_config, name))), None)
-        ),
-        "num_return_sequences must be 1 with {found}, got {call.generation_config.num_return_sequences}: call "
-        "generate once per sequence, or draft with an assistant_model only.",
-        early=True,
-    ),
     "the caller's cache": Refusal(
         lambda call: call.has_user_cache,
         "the caller's cache (past_key_values= or cache=) is not supported: rows of different lengths need this "
         "library's cache. Pass the whole prompt as input_ids.",
-        early=True,
-    ),
-    "embeddings as input": Refusal(
-        lambda call: call.model_kwargs.get("inputs_embeds") is not None,
-        "inputs_embeds are not supported: the draft model needs token ids. Pass input_ids.",
         early=True,
     ),
     "other inputs": Refusal(
@@ -527,9 +385,6 @@ CALLS = {
         "num_beams must be 1 with a verifier, got {call.generation_config.num_beams}; beam search is not supported.",
     ),
     "other modes": Refusal(_other_mode, "{name}={value!r} cannot be combined with a verifier: {advice}."),
-    "other outputs": Refusal(
-        _other_output, "{found}=True is not supported with a verifier; run the model on the returned sequences."
-    ),
     "no source of draft tokens": Refusal(
         lambda call: (
             call.draft is None and call.source is None and call.generation_config.prompt_lookup_num_tokens is None
@@ -538,45 +393,25 @@ CALLS = {
         "with functools.partial: `generate` does not pass it on), prompt_lookup_num_tokens=, use_mtp=True or "
         "candidate_generator=.",
     ),
-    "candidate generator of another class": Refusal(
-        lambda call: next(
-            (type(each).__name__ for each in call.own_generators if not isinstance(each, CandidateGenerator)), None
-        ),
-        "candidate_generator must be a CandidateGenerator of transformers, got {found}; subclass it and implement "
-        "get_candidates.",
-        error=TypeError,
-    ),
-    "two sources of draft tokens": Refusal(
-        lambda call: call.source is not None and _combined(call),
-        "{found} are two sources of draft tokens; pass only one.",
-    ),
     "source of draft tokens": Refusal(sources, "{found}"),
     "copies before a recurrent draft model": Refusal(
-        lambda call: call.draft is not None and support.recurrent_states(call.draft) and _combined(call),
-        "{found} cannot be combined: the draft model has recurrent states, which cannot skip copied tokens; pass only "
-        "one.",
+        lambda call: (
+            call.draft is not None
+            and call.generation_config.prompt_lookup_num_tokens is not None
+            and support.recurrent_states(call.draft)
+        ),
+        "assistant_model and prompt_lookup_num_tokens cannot be combined: the draft model has recurrent states, which "
+        "cannot skip copied tokens; pass only one.",
     ),
-    "counts": Refusal(_without_count, "{name} must be an integer >= 1, got {value!r}."),
     "vocabularies": Refusal(vocabularies, "{found}"),
     "processors": Refusal(
         _refused_processor,
         "{name} cannot be used with a verifier: {reason}. Drop one of them.",
     ),
-    "inputs per row": Refusal(
-        _in_batches(_inputs_per_row),
-        "the {role} {name} has an adapter or task per row ({found}), but equal prompts are processed once and "
-        "finished rows are removed: batch size must be 1, got {call.batch_size}; decode the prompts of each adapter "
-        "or task in a call of their own.",
-    ),
     "positions of the batch": Refusal(
-        _in_batches(support.needs_equal_rows),
+        lambda call: call.batch_size > 1 and _of_models(support.needs_equal_rows)(call),
         "the {role} {name} {found}, which is wrong for rows of different lengths: batch size must be 1, got "
         "{call.batch_size}; decode the prompts one by one.",
-    ),
-    "learned positions": Refusal(
-        _beyond_learned_positions,
-        "the draft model {name} has {most} positions, but the call can reach {reached} tokens; lower max_new_tokens, "
-        "or use another draft model.",
     ),
     "rotary frequencies": Refusal(
         _changes_rotation,
@@ -591,36 +426,9 @@ CALLS = {
         lambda call: call.output_token_records and not call.generation_config.return_dict_in_generate,
         "output_token_records=True needs return_dict_in_generate=True to return them.",
     ),
-    "threshold": Refusal(
-        lambda call: _is_outside(call.threshold),
-        "`assistant_confidence_threshold` must lie in [0, 1], got {call.threshold!r}. A draft block ends after a "
-        "token with a lower probability under the draft model; 0 sets no threshold.",
-    ),
-    "early end without draft model": Refusal(
-        lambda call: call.draft is None and call.source is None and call.early_end,
-        "{found} needs the probabilities of a draft model, which prompt lookup (prompt_lookup_num_tokens) lacks: pass "
-        'assistant_model=, or use num_assistant_tokens_schedule="constant" without a threshold.',
-    ),
-    "two numbers of draft tokens": Refusal(
-        lambda call: (
-            call.draft is None
-            and call.generation_config.prompt_lookup_num_tokens is not None
-            and call.num_assistant_tokens not in (None, call.generation_config.prompt_lookup_num_tokens)
-        ),
-        "prompt_lookup_num_tokens={call.generation_config.prompt_lookup_num_tokens} sets the number of draft tokens, "
-        "and num_assistant_tokens={call.num_assistant_tokens} differs from it; pass only the first.",
-    ),
     "number of draft tokens": Refusal(
         lambda call: call.requested_gamma is not None and (read_integer(call.requested_gamma) or 0) < 1,
         "num_assistant_tokens must be an integer >= 1, got {call.requested_gamma!r}; 3 to 8 suit most pairs.",
-    ),
-    "hidden states without draft model": Refusal(
-        lambda call: (
-            call.verifier.needs_hidden_states and not call.context.draft_hidden_size and type(call.verifier).__name__
-        ),
-        "{found} needs hidden states of a draft model for each draft token, which prompt lookup "
-        '(prompt_lookup_num_tokens) and candidate generators lack; use a head with features="distribution", or only '
-        "an assistant_model.",
     ),
     "confidence without draft model": Refusal(
         lambda call: call.verifier.needs_draft_confidence and call.context.draft_hidden_size is None,

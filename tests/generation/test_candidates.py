@@ -233,7 +233,6 @@ def refusal(source, match, **call):
         refusal("own", "LlamaForCausalLM lacks", candidate_generator=None, use_mtp=True),
         refusal("mtp:mellum", "batch size must be 1, got 2", inputs=prompt().repeat(2, 1)),
         refusal("own_from_states", "remove the padding", attention_mask=torch.tensor([[0] + [1] * 8])),
-        refusal("own", "'confidence' is not supported with candidate", num_assistant_tokens_schedule="confidence"),
         refusal("own", "are two sources of draft tokens", use_mtp=True),
         refusal("own", r"must return \[1, 9 \+ G\], .* got \[1, 2\]", candidate_generator=WithoutText([5, 6])),
         refusal("own", "its logits or a logits processor", candidate_generator=Wrong([5], only(6))),
@@ -241,8 +240,6 @@ def refusal(source, match, **call):
         refusal("own", "must return logits .* for 2", candidate_generator=Wrong([5, 6], torch.zeros(1, 1, 64))),
         refusal("own", "needs probabilities of the draft tokens", verifier="contrastive"),
         refusal("gemma4", "needs probabilities of a draft model", verifier="contrastive"),
-        refusal("own_from_states", "prefill_chunk_size is not supported", prefill_chunk_size=4),
-        refusal("dflash", "needs a DFlash draft model .* got NoneType", assistant_model=None),
         refusal("mtp:mellum", "logits before any processor", verifier="spec_cascade:token_v3:0.3", **SAMPLED),
     ],
 )
