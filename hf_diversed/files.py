@@ -1,7 +1,6 @@
 """JSON files, and JSON Lines files that are appended to."""
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -21,11 +20,6 @@ def append_lines(path: Path, values: Iterable[dict]) -> None:
 
 
 def read_lines(path: Path) -> list[dict]:
-    """Read the lines that `append_lines` wrote, without an incomplete last line."""
-    *lines, _incomplete = path.read_bytes().split(b"\n")
-    return [json.loads(line) for line in lines]
-
-
-def drop_torn_line(path: Path) -> None:
-    """Remove an incomplete last line, as a killed process leaves."""
-    os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+    """Read the lines that `append_lines` wrote."""
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file]

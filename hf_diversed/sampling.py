@@ -4,9 +4,20 @@ Independent of models, caches and tokenizers. Random numbers are arguments, so t
 Letters: B batch, G drafted positions, V vocabulary. Probabilities are float32.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Use `seed` in the block; restore the random state of the CPU and the device afterwards."""
+    # By default torch saves the state of every GPU, which creates a context on each.
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 def acceptance(p: torch.Tensor, q: torch.Tensor, weight: torch.Tensor | float = 1.0) -> torch.Tensor:

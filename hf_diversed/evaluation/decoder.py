@@ -6,7 +6,6 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -21,13 +20,13 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from hf_diversed import support
 from hf_diversed.generation.confidence import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.generation.hook import install_hook
 from hf_diversed.generation.processing import CompletionStopStrings, stop_criterion
 from hf_diversed.head import DiversedHead
 from hf_diversed.outputs import GenerateDiversedOutput, SpeculativeStats, TokenRecords
 from hf_diversed.provenance import module_digest
+from hf_diversed.sampling import seeded
 from hf_diversed.tasks.prompted import Prompt, render
 from hf_diversed.verifiers import Verifier
 from hf_diversed.verifiers.names import DIVERSED, PLAIN, base_name, build_diversed, build_verifier
@@ -223,30 +222,12 @@ class Decoder:
     def __init__(self, pair: Pair, sampling: Sampling):
         install_hook()
         self.pair, self.sampling = pair, sampling
-        self.eos_ids = eos_ids(pair.target)
+        eos = pair.target.generation_config.eos_token_id
+        self.eos_ids = [eos] if isinstance(eos, int) else list(eos or ())
         # Any token but EOS, so that the padding behind a completion is recognized.
         special = [pair.tokenizer.pad_token_id, *pair.tokenizer.all_special_ids, *range(len(self.eos_ids) + 1)]
         self.pad_id = next(pad for pad in special if pad is not None and pad not in self.eos_ids)
         self.stop_strings = list(sampling.stop_strings)
-
-    def check_prompts(self, name: str, prompts: Sequence[Sequence[int]]) -> None:
-        """Raise ValueError if a prompt has no tokens, or its completion may exceed the learned positions of a model.
-
-        Other models can decode beyond their configured length, with lower quality.
-        """
-        lengths = [len(prompt) for prompt in prompts]
-        if 0 in lengths:
-            raise ValueError(f"prompt {lengths.index(0)} of {name} has no tokens; leave it out.")
-        longest, new_tokens = max(lengths, default=0), self.sampling.max_new_tokens
-        for model in (self.pair.target, self.pair.draft):
-            if model is None or not support.has_learned_positions(model):
-                continue
-            positions = support.max_positions(model) or 0
-            if longest + new_tokens > positions:
-                raise ValueError(
-                    f"prompt {lengths.index(longest)} of {name} has {longest} tokens; with up to {new_tokens} new "
-                    f"tokens it exceeds the model's {positions} positions. Leave long prompts out, or generate fewer."
-                )
 
     def __call__(self, method: Method, prompts: Sequence[Sequence[int]], seed: int, **kwargs) -> Decoded:
         """Complete a batch of encoded prompts; `kwargs` are arguments of `generate` and override the settings."""
@@ -326,14 +307,6 @@ def decode_calls(calls: Sequence[Call], description: str, progress: bool = True)
         yield call, call.decoder(call.method, call.prompts, call.seed)
 
 
-def eos_ids(model: PreTrainedModel) -> list[int]:
-    """Return the EOS ids of the model's generation config."""
-    ids = model.generation_config.eos_token_id
-    if ids is None:
-        return []
-    return [ids] if isinstance(ids, int) else list(ids)
-
-
 def timed_call(target: PreTrainedModel, seed: int, **kwargs) -> tuple[Any, list[list[int]], float]:
     """Call `generate` with a seed; return its output, the new columns as lists with padding, and the seconds."""
     width = kwargs["input_ids"].shape[1]
@@ -342,15 +315,6 @@ def timed_call(target: PreTrainedModel, seed: int, **kwargs) -> tuple[Any, list[
         output = target.generate(**kwargs, return_dict_in_generate=True)
         rows = output.sequences[:, width:].tolist()  # also synchronizes with the device
         return output, rows, time.perf_counter() - began
-
-
-@contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Use `seed` in the block; restore the random state of the CPU and the device afterwards."""
-    # By default torch saves the state of every GPU, which creates a context on each.
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
 
 
 def encode(

@@ -28,7 +28,7 @@ from hf_diversed.evaluation.decoder import (
     warm_up,
 )
 from hf_diversed.evaluation.statistics import COUNTERS, Results, summarize
-from hf_diversed.files import append_lines, drop_torn_line, read_lines, write_json
+from hf_diversed.files import append_lines, read_lines, write_json
 from hf_diversed.provenance import data_digest, provenance, weights_digest
 from hf_diversed.tasks import PromptedTask, Task
 from hf_diversed.zoo.loader import LOOKUP, Pair
@@ -139,9 +139,8 @@ def evaluate(
         One record per method, see `summarize`, including the complete methods that are already in the folder.
 
     Raises:
-        ValueError: before anything is written, for unknown methods, a head of another pair, prompts that have no
-            tokens or do not fit in the learned positions of a model, or an output folder with results of other
-            settings.
+        ValueError: before anything is written, for unknown methods, a head of another pair, or an output folder with
+            results of other settings.
 
     Example:
         ```python
@@ -160,7 +159,6 @@ def evaluate(
     if isinstance(task, PromptedTask):
         form = {"shots": task.shots, "chat": task.chat, "thinking": task.thinking}
     prompts = encode(pair.tokenizer, texts, add_special_tokens=not form.get("chat"))  # chat templates contain them
-    decoder.check_prompts("the data", prompts)
     batches = plan_batches(list(map(len, prompts)), settings.batch_size)
     header = {
         "task": task.name,
@@ -208,18 +206,15 @@ def evaluate(
     if calls:
         results.sessions.append(session["provenance"])
     if folder is not None:
-        _open(folder / LINES, header, [session] if calls else [])
+        folder.mkdir(parents=True, exist_ok=True)
+        is_new = not (folder / LINES).exists()
+        append_lines(folder / LINES, [*([header] if is_new else []), *([session] if calls else [])])
     for call, decoded in decode_calls(
         calls, f"{task.name} at temperature {settings.temperature:g}", settings.progress
     ):
         batch, sample = call.key
         rows = _rows(decoder, decoded)
         scores = task.score_batch(rows["text"], [examples[index] for index in batches[batch]])
-        if len(scores) != len(call.prompts) or not all(0.0 <= score <= 1.0 for score in scores):
-            raise ValueError(
-                f"task {task.name!r} must give one score in [0, 1] per completion, got {scores!r} for "
-                f"{len(call.prompts)} completions."
-            )
         entry = {"method": call.method.label, "definition": call.method.definition, "batch": batch, "sample": sample}
         rows |= {"prompt": list(batches[batch]), "score": [float(score) for score in scores]}
         entry |= {"seconds": decoded.seconds, "rows": rows}
@@ -233,15 +228,6 @@ def evaluate(
         source = measured | {"evaluation": header, "methods": results.definitions(), "sessions": more}
         write_json(folder / REPORT, {"records": records, "provenance": source})
     return records
-
-
-def _open(path: Path, header: dict, sessions: list[dict]) -> None:
-    """Prepare the file of finished calls: write the header, or remove an incomplete last line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-    drop_torn_line(path)
-    is_new = path.stat().st_size == 0
-    append_lines(path, [*([header] if is_new else []), *sessions])
 
 
 def _rows(decoder: Decoder, decoded: Decoded) -> dict[str, list[Any]]:

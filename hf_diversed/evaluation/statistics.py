@@ -58,9 +58,6 @@ class Bootstrap:
     """
 
     def __init__(self, num_prompts: int, replicates: int = 10_000, seed: int = 0):
-        for name, value in (("num_prompts", num_prompts), ("replicates", replicates)):
-            if value < 1:
-                raise ValueError(f"`{name}` must be >= 1, got {value}.")
         generator = np.random.default_rng(seed)
         self.counts = np.ones((replicates + 1, num_prompts))
         for row in self.counts[1:]:  # one row at a time: all draws at once would take four times the memory

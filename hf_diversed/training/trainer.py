@@ -16,7 +16,7 @@ from accelerate.utils import broadcast, gather_object
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, set_seed
 
 from hf_diversed import support
-from hf_diversed.evaluation.decoder import Sampling, encode
+from hf_diversed.evaluation.decoder import Sampling
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.provenance import provenance, publishable
 from hf_diversed.training.config import DiversedConfig
@@ -132,9 +132,6 @@ class DiversedTrainer(Trainer):
         self.batch: Batch | None = None
         self._step_of_head: int | None = None  # step of the best head, once it is loaded
         self._metrics: dict[str, list[float]] = defaultdict(list)
-        for name, rows in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset or ())):
-            prompts = encode(processing_class, [row["prompt"] for row in rows])
-            self.sampler.decoder.check_prompts(name, prompts)
         super().__init__(
             head, args, data_collator=list, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs
         )

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from functools import partial
 
 import pytest
 import torch
@@ -10,8 +9,7 @@ import torch
 from hf_diversed import DiversedHead, DiversedHeadConfig
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
 from hf_diversed.zoo.loader import Pair
-from tests.evaluation.fakes import Interrupted, LetterTask, character_tokenizer, examples, tiny_pair
-from tests.tiny import tiny_model
+from tests.evaluation.fakes import Interrupted, LetterTask, examples, tiny_pair
 
 
 METHODS = ["target", "lossless", "static:0.5", "static:0.0", "diversed"]
@@ -112,17 +110,14 @@ def test_each_method_is_in_turn_the_first(whole):
 
 
 def test_an_interrupted_run_gives_the_same_table(pair, few, tmp_path):
-    """Catches seeds that depend on earlier calls, repeated calls, and an incomplete line that stops the run."""
+    """Catches seeds that depend on earlier calls, and repeated calls."""
     chosen, calls = settings(samples_per_prompt=2), 4
     with pytest.raises(Interrupted):
         evaluate(pair, LetterTask(calls_left=calls), examples(5), FEW, chosen, output=tmp_path)
-    path = tmp_path / "batches-0.jsonl"
-    content = path.read_bytes()
-    assert content.count(b"\n") == 2 + calls  # the header and the session
-    path.write_bytes(content[:-20])  # killed while it wrote the last line
+    assert (tmp_path / "batches-0.jsonl").read_bytes().count(b"\n") == 2 + calls  # the header and the session
     task = LetterTask()
     records = evaluate(pair, task, examples(5), FEW, chosen, output=tmp_path)
-    assert task.num_calls == len(FEW) * 2 * 2 - calls + 1
+    assert task.num_calls == len(FEW) * 2 * 2 - calls
     assert timeless(records) == timeless(few[0])
     assert rows(tmp_path, "text") == rows(few[1], "text")
     done = LetterTask()
@@ -184,17 +179,3 @@ def test_seeds_depend_on_prompt_and_sample_only(pair, whole):
     seeds = {settings(seed=seed).call_seed(b, s) for seed in range(3) for b in range(5) for s in range(5)}
     assert len(seeds) == 75
     assert all(0 <= seed < 2**63 for seed in seeds)
-
-
-@pytest.mark.parametrize("architecture", ["gpt2", "gpt_bigcode", "opt", "llama", "falcon"])
-def test_prompts_beyond_learned_positions_are_refused(architecture, tmp_path):
-    """Catches an IndexError in the middle of a run, and a refusal of rotary positions, which have no end."""
-    pair = Pair(tiny_model(architecture), None, character_tokenizer())
-    task, records = LetterTask(max_new_tokens=8), [{"text": "abc" * 41}, {"text": "a"}]
-    call = partial(evaluate, pair, task, records, ["target"], output=tmp_path / "out")
-    if architecture in ("llama", "falcon"):
-        assert call()
-        return
-    with pytest.raises(ValueError, match=r"prompt 0 of the data has 123 tokens; with up to 8 new .* 128 positions"):
-        call()
-    assert not list(tmp_path.iterdir())

@@ -65,10 +65,9 @@ def test_batches_and_greedy_calls_are_compiled_for_themselves(pair):
     ("changes", "words"),
     [
         ({"verifier": None}, "needs verifier= or diversed_head="),
-        ({"batch_sizes": (0,)}, "batch_sizes must be integers >= 1"),
-        ({"max_length": 1025}, r"max_length must lie in \[3, 1024\]"),
+        ({"batch_sizes": (0,)}, "at least one row"),
         ({"num_assistant_tokens": 0}, "num_assistant_tokens must be an integer >= 1"),
-        ({"compile_config": None}, "nothing would be compiled on cpu"),
+        ({"compile_config": None}, "nothing was compiled.*pass compile_config="),
     ],
 )
 def test_refusals(pair, changes, words):
