@@ -65,6 +65,7 @@ def calibrate(
     from hf_diversed.cli.loading import load_task, quiet_transformers, read_records, read_shots
     from hf_diversed.evaluation import EvaluationSettings
     from hf_diversed.evaluation.calibrate import calibrate as run
+    from hf_diversed.evaluation.calibrate import check_limits
     from hf_diversed.files import write_json
     from hf_diversed.generation.confidence import DEFAULT_NUM_ASSISTANT_TOKENS
     from hf_diversed.head import DiversedHead
@@ -72,6 +73,7 @@ def calibrate(
     from hf_diversed.zoo import load_pair
 
     quiet_transformers()
+    check_limits(max_quality_drop=max_quality_drop, confidence=confidence)
     loaded = DiversedHead.from_pretrained(head).eval()
     task = task or loaded.config.task
     if task is None:

@@ -63,6 +63,8 @@ def evaluate(
 
     quiet_transformers()
     if plot is not None:
+        if plot.suffix not in (".png", ".svg", ".pdf"):
+            raise ValueError(f"--plot must end in .png, .svg or .pdf, got {plot}.")
         try:
             from hf_diversed.evaluation.plot import save_plot
         except ImportError as error:

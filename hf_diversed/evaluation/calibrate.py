@@ -75,9 +75,7 @@ def calibrate(
     Raises:
         ValueError: for values out of range, and as in `evaluate`.
     """
-    for name, share in (("max_quality_drop", max_quality_drop), ("confidence", confidence)):
-        if not 0.0 < share < 1.0:
-            raise ValueError(f"`{name}` must lie between 0 and 1, got {share!r}.")
+    check_limits(max_quality_drop=max_quality_drop, confidence=confidence)
     if settings.num_assistant_tokens is None:
         raise ValueError("`num_assistant_tokens` must be set for a calibration, got None.")
     if pair.draft is None:
@@ -123,6 +121,13 @@ def calibrate(
             "max_new_tokens": settings.max_new_tokens or task.max_new_tokens,
         }
     return tested
+
+
+def check_limits(**limits: float) -> None:
+    """Raise ValueError unless all values lie between 0 and 1."""
+    for name, value in limits.items():
+        if not 0.0 < value < 1.0:
+            raise ValueError(f"`{name}` must lie between 0 and 1, got {value!r}.")
 
 
 def rewards(results: Results, label: str) -> np.ndarray:

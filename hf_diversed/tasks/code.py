@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from hf_diversed.tasks.base import HubSource, Record
-from hf_diversed.tasks.execution import CODE_ONLY, CodeTask, fenced, joined_tests
+from hf_diversed.tasks.execution import CODE_ONLY, CodeTask, checked_tests, fenced
 
 
 _FENCE = re.compile(r"^[ \t]*```[^\n]*\n?", re.MULTILINE)
@@ -43,8 +43,8 @@ def _cut(text: str, stop_points: Sequence[str], then: str = "") -> str:
 
 
 class Mbpp(CodeTask):
-    """The full set: columns `text`, `code`, `test_list` and optionally `test_setup_code`. A test is an `assert`
-    statement."""
+    """The full set: columns `text`, `code`, `test_list` and optionally `test_setup_code`. `test_list` has `assert`
+    statements, as a list or as one text."""
 
     name = "mbpp"
     source = HubSource("google-research-datasets/mbpp", "full")
@@ -62,11 +62,14 @@ class Mbpp(CodeTask):
         return f"{self._problem(record)}\n\n{CODE_ONLY}"
 
     def _problem(self, record: Record) -> str:
-        tests = "\n".join(record["test_list"])
         return (
             f"Write a Python function to solve the following problem:\n\n{record['text']}\n\n"
-            f"Your solution should pass these tests:\n{tests}"
+            f"Your solution should pass these tests:\n{self._asserts(record)}"
         )
+
+    def _asserts(self, record: Record) -> str:
+        tests = record["test_list"]
+        return tests if isinstance(tests, str) else "\n".join(tests)
 
     def reference(self, record: Record) -> str:
         return record["code"].replace("\r\n", "\n").strip() + "\n"
@@ -76,7 +79,7 @@ class Mbpp(CodeTask):
 
     def tests(self, record: Record) -> str:
         """Return the setup, which may use classes of the program, and the tests."""
-        tests = joined_tests(self.name, record["test_list"])
+        tests = checked_tests(self.name, self._asserts(record))
         return f"{record.get('test_setup_code') or ''}\n{tests}".replace("\r\n", "\n")
 
 
@@ -115,7 +118,7 @@ class HumanEval(CodeTask):
     def tests(self, record: Record) -> str:
         """Return the tests, after the definitions that precede the function in the prompt: some tests use these
         definitions (`poly`, `encode_cyclic`), which the program could have changed."""
-        test, function = joined_tests(self.name, [record["test"]]), record["entry_point"]
+        test, function = checked_tests(self.name, record["test"]), record["entry_point"]
         above = self.prompt(record).rpartition(f"def {function}(")[0]
         return f"{above}\n{test}\ncheck({function})\n"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from hf_diversed.tasks.base import Record, Task
 from hf_diversed.tasks.code import extract_code
-from hf_diversed.tasks.execution import CodeTask, joined_tests
+from hf_diversed.tasks.execution import CodeTask, checked_tests
 from hf_diversed.tasks.summaries import rouge2
 
 
@@ -92,4 +92,4 @@ class Code(CodeTask, EmbeddedTask):
         return extract_code(completion)
 
     def tests(self, record: Record) -> str:
-        return joined_tests(self.name, [record["answer"]])
+        return checked_tests(self.name, record["answer"])

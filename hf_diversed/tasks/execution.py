@@ -100,11 +100,11 @@ def fenced(code: str) -> str:
     return f"```python\n{code.strip()}\n```"
 
 
-def joined_tests(task: str, tests: Sequence[str]) -> str:
-    """Join a record's tests. Raises ValueError without tests, because every completion would pass."""
-    if not any(test.strip() for test in tests):
+def checked_tests(task: str, tests: str) -> str:
+    """Return a record's tests. Raises ValueError without tests, because every completion would pass."""
+    if not tests.strip():
         raise ValueError(f"a record of task {task!r} has no tests, so any completion would pass; drop the record.")
-    return "\n".join(tests).replace("\r\n", "\n") + "\n"
+    return tests.replace("\r\n", "\n") + "\n"
 
 
 def run_programs(
@@ -193,17 +193,8 @@ def _command(isolated: bool) -> list[str]:
     command += ["--dir", sys.base_prefix]  # its parents must be readable for all users, unlike /root
     for path in ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/nix/store", sys.base_prefix):
         command += ["--ro-bind-try", path, path]
-    command += [
-        "--dev-bind",
-        "/dev/null",
-        "/dev/null",
-        "--perms",
-        "1777",
-        "--size",
-        str(_TMP_BYTES),
-        "--tmpfs",
-        "/tmp",
-    ]
+    command += ["--dev-bind", "/dev/null", "/dev/null"]
+    command += ["--perms", "1777", "--size", str(_TMP_BYTES), "--tmpfs", "/tmp"]
     # Not `sys.executable`, which in a virtual environment is outside of the readable folders.
     python = f"{sys.base_prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
     return [*command, "--remount-ro", "/", "--chdir", "/tmp", python, *runner]
