@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 _UPSTREAM = "transformers.generation.utils"
 _HOOK = "_hf_diversed_hook"
 _LOCK = threading.Lock()
-_STOCK: list[inspect.Signature] = []  # of upstream's `generate`, even if a wrapper with *args and **kwargs hides it
 # Open blocks of `attach` in the current thread or task, innermost last: a model, and arguments for its calls.
 _ATTACHED: ContextVar[tuple[tuple["torch.nn.Module", dict[str, Any]], ...]] = ContextVar("_ATTACHED", default=())
 
@@ -157,8 +156,6 @@ def uninstall_hook() -> None:
 def wrap(upstream: ModuleType) -> None:
     with _LOCK:
         original = upstream.GenerationMixin.generate
-        if not _STOCK:
-            _STOCK.append(inspect.signature(original))
         if any(_HOOK in vars(layer) and vars(layer)[_HOOK] is layer for layer in _layers(original)):
             return
 
@@ -195,15 +192,7 @@ def _dispatch(original, model: "PreTrainedModel", args: tuple, kwargs: dict[str,
 
             checks.refuse(SimpleNamespace(added=added), checks.WITHOUT_VERIFIER)
         return original(model, *args, **kwargs)
-    signature = inspect.signature(original)
-    if "assistant_model" not in signature.parameters:  # wrapped with *args and **kwargs
-        signature = _STOCK[0]
-    if "assistant_model" not in signature.parameters:
-        raise RuntimeError(
-            "GenerationMixin.generate was wrapped before hf_diversed was imported, by a function that hides its "
-            "parameters; import hf_diversed first, or add functools.wraps to the wrapper."
-        )
-    named = signature.bind(model, *args, **kwargs).arguments
+    named = inspect.signature(original).bind(model, *args, **kwargs).arguments
     del named["self"]
     return _generate_with_verifier(original, model, named, named.pop("kwargs", {}), added, attached)
 
