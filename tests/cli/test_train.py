@@ -8,12 +8,10 @@ import pytest
 import yaml
 
 from hf_diversed import DiversedHead
-from hf_diversed.cli.train import TrainArguments, build_trainer, load_rows, parse
+from hf_diversed.cli.train import TrainArguments, load_rows, parse
 from hf_diversed.tasks import get_task
 from hf_diversed.training import DiversedConfig
-from hf_diversed.zoo.loader import Pair
 from tests.commands import refused, succeed
-from tests.training import runs
 
 
 RECIPES = sorted((Path(__file__).parents[2] / "examples" / "recipes").glob("*.yaml"))
@@ -101,23 +99,3 @@ def test_held_out_rows_are_never_trained_on(tmp_path):
     arguments = TrainArguments(task="math", num_examples=20, num_eval_examples=20)
     rows, held_out = load_rows(arguments, get_task("math"), seed=0, held_out=True)
     assert not {row["prompt"] for row in rows} & {row["prompt"] for row in held_out}
-
-
-def test_summaries_of_a_file(tmp_path, monkeypatch):
-    """Catches records of SciTLDR, with several summaries each, that cannot be trained on with a chat template, a fixed
-    coefficient and no evaluation."""
-    path = tmp_path / "records.jsonl"
-    records = [{"paper_id": str(n), "abstract": f"ab {n}", "tldr": ["a b", "c d"]} for n in range(3)]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    pair = Pair(*runs.pair(), runs.tokenizer())
-    monkeypatch.setattr("hf_diversed.zoo.load_pair", lambda *_: pair)
-    words = ["--task", "scitldr", "--data-file", str(path), "--chat", "true", "--acceptance-coef", "0.05"]
-    recipe = RECIPES[0].with_name("scitldr.yaml")
-    arguments, config = parse([*words, *TINY, "--output-dir", str(tmp_path / "head")], recipe)
-    trainer = build_trainer(arguments, config)
-    assert trainer.train_dataset[0]["prompt"][0]["content"].startswith("Summarize the following abstract")
-    trainer.train()
-    assert trainer.state.global_step == 2
-    (entry,) = (line for line in trainer.state.log_history if "rewards/scitldr/mean" in line)
-    assert 0.0 <= entry["reward"] <= 1.0
-    assert trainer.model.config.token_features

@@ -1,16 +1,10 @@
 """A pair of tiny random models with a tokenizer of one character per id, and a task over it."""
 
-import string
 from dataclasses import dataclass, field
-
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from hf_diversed.zoo.loader import Pair
 from tests import tiny
-
-
-CHARACTERS = (string.ascii_letters + string.digits)[: tiny.VOCAB_SIZE - 3]
+from tests.training.runs import CHARACTERS, tokenizer
 
 
 def tiny_pair() -> Pair:
@@ -18,18 +12,7 @@ def tiny_pair() -> Pair:
     draft = tiny.tiny_draft(target)
     # More than one, and letters too: at random, the end of a text comes late.
     target.generation_config.eos_token_id = [tiny.EOS, 10, 25, 40, 55]
-    return Pair(target, draft, character_tokenizer())
-
-
-def character_tokenizer() -> PreTrainedTokenizerFast:
-    special = {tiny.PAD: "<pad>", tiny.EOS: "<eos>", tiny.BOS: "<bos>"}
-    names = [special.get(index) or CHARACTERS[index - 3] for index in range(tiny.VOCAB_SIZE)]
-    tokenizer = Tokenizer(models.WordLevel({name: index for index, name in enumerate(names)}, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>", padding_side="right"
-    )
+    return Pair(target, draft, tokenizer())
 
 
 class Interrupted(Exception):

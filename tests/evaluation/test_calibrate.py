@@ -1,20 +1,19 @@
-"""Calibration: what is measured, when it ends, and how an interrupted one continues."""
+"""Calibration: what is measured, which strictness is chosen, and how an interrupted one continues."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from hf_diversed import DiversedHead, DiversedVerifier
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
 from hf_diversed.evaluation.calibrate import calibrate, rewards
 from tests.evaluation.fakes import Interrupted, LetterTask, examples
-from tests.tiny import calibration, ragged_batch, tiny_head
+from tests.tiny import calibration, tiny_head
 
 
 SETTINGS = EvaluationSettings(batch_size=10, samples_per_prompt=2, num_assistant_tokens=3)
-# Twenty prompts always pass a limit of 70 points and never one of 0.1 points.
-SMALL, LARGE, STRICT_TO_PERMISSIVE = 0.001, 0.7, (0.9, 0.5, 0.1)
+# Twenty prompts always pass a limit of 70 points.
+LARGE, STRICT_TO_PERMISSIVE = 0.7, (0.9, 0.5, 0.1)
 
 
 @pytest.fixture(autouse=True)
@@ -22,20 +21,9 @@ def few_strictnesses(monkeypatch):
     monkeypatch.setattr("hf_diversed.evaluation.calibrate.STRICTNESSES", STRICT_TO_PERMISSIVE)
 
 
-def run(pair, folder: Path, task=None, limit=LARGE, head=None):
+def run(pair, folder: Path, task=None, head=None):
     task, head = task or LetterTask(), head or tiny_head()
-    return calibrate(pair, task, examples(20), head, SETTINGS, folder, max_quality_drop=limit)
-
-
-def test_an_interrupted_calibration_continues(pair, tmp_path):
-    """Catches calls that are lost or repeated, and a table that differs from that of an uninterrupted run."""
-    whole = LetterTask()
-    expected = run(pair, tmp_path / "whole", whole)
-    with pytest.raises(Interrupted):
-        run(pair, tmp_path / "parts", LetterTask(calls_left=7))
-    rest = LetterTask()
-    assert run(pair, tmp_path / "parts", rest) == expected
-    assert rest.num_calls == whole.num_calls - 7 == 2 * 2 * 4 - 7
+    return calibrate(pair, task, examples(20), head, SETTINGS, folder, max_quality_drop=LARGE)
 
 
 def test_records_what_was_measured(pair, tmp_path):
@@ -54,32 +42,20 @@ def test_records_what_was_measured(pair, tmp_path):
     about = {"task": "letters", "metric": "share of lower case", "num_prompts": 20, "num_assistant_tokens": 3}
     about |= {"max_new_tokens": 6, "drop": tested[-1].drop, "acceptance_rate": tested[-1].acceptance_rate}
     assert head.config.calibration == calibration(max_quality_drop=LARGE, strictness=0.1, **about)
-    call = {"do_sample": True, "max_new_tokens": 6, "return_dict_in_generate": True, "assistant_model": pair.draft}
-    out = pair.target.generate(**ragged_batch(), **call, diversed_head=head)
-    assert out.stats.strictness == 0.1
-    head.save_pretrained(tmp_path / "head")
-    again = DiversedHead.from_pretrained(tmp_path / "head")
-    assert DiversedVerifier(again).strictness == [0.1]
-    assert DiversedVerifier(again, strictness=0.8).strictness == [0.8]
-
-
-def test_ends_with_the_first_failure(pair, tmp_path):
-    """Catches strictness values that are decoded although no result depends on them, and a head that changes."""
-    task, head = LetterTask(), tiny_head()
-    (only,) = run(pair, tmp_path, task, limit=SMALL, head=head)
-    assert only.p_value > 0.05
-    assert task.num_calls == 2 * 2 * 2
-    assert (head.config.strictness, head.config.calibration) == (0.5, None)
 
 
 def test_the_last_strictness_that_passes_is_chosen(pair, tmp_path, monkeypatch):
-    """Catches the strictness that failed, and one that is tested after it."""
+    """Catches the strictness that failed, one that is decoded after it, and calls of an interrupted calibration that
+    are decoded again."""
+    monkeypatch.setattr("hf_diversed.evaluation.calibrate.STRICTNESSES", (0.9, 0.7, 0.5, 0.1))
+    head, task = tiny_head(), LetterTask()
+    with pytest.raises(Interrupted):
+        run(pair, tmp_path, LetterTask(calls_left=7))
     results = iter([0.01, 0.05, 0.06, 0.0])
     monkeypatch.setattr("hf_diversed.evaluation.calibrate.p_value", lambda *_: next(results))
-    head = tiny_head()
-    monkeypatch.setattr("hf_diversed.evaluation.calibrate.STRICTNESSES", (0.9, 0.7, 0.5, 0.1))
-    tested = run(pair, tmp_path, head=head)
+    tested = run(pair, tmp_path, task, head=head)
     assert [item.p_value for item in tested] == [0.01, 0.05, 0.06]
+    assert task.num_calls == 2 * 2 * 4 - 7  # batches, samples, and methods with the target
     assert head.config.strictness == head.config.calibration["strictness"] == 0.7
     assert head.config.calibration["drop"] == tested[1].drop
 

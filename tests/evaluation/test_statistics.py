@@ -68,15 +68,19 @@ def test_wilson_solves_its_equation():
     assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
 
 
-@pytest.mark.parametrize(("value", "expected"), [(0.0, (0.0, 8)), (1.0, (8, 8))])
-def test_outcomes_that_are_all_equal(value, expected):
-    """Catches "0 of 8 right" with bounds of width 0, which the bootstrap gives and Wilson's interval does not."""
-    right, ones = np.full(8, 4 * value), np.full(8, 4.0)  # four samples a prompt: the trials are still 8 prompts
-    bootstrap = Bootstrap(8, 50)
-    found = bootstrap.estimate_mean(bootstrap.ratio(right, ones), 0.0, 1.0)
-    assert found.value == value
-    assert (found.low, found.high) == pytest.approx(wilson(*expected), abs=1e-12)
-    assert found.high - found.low > 0.3
+def test_outcomes_that_are_all_equal():
+    """Catches "0 of 8 right", and two methods that agree on 8 prompts, with bounds of width 0, which the bootstrap
+    gives and Wilson's interval does not; and bounds outside of the possible range."""
+    bootstrap, unseen = Bootstrap(8, 50), wilson(0, 8)[1]
+    for value in (0.0, 1.0):
+        right, ones = np.full(8, 4 * value), np.full(8, 4.0)  # four samples a prompt: the trials are still 8 prompts
+        found = bootstrap.estimate_mean(bootstrap.ratio(right, ones), 0.0, 1.0)
+        assert found.value == value
+        assert (found.low, found.high) == pytest.approx(wilson(8 * value, 8), abs=1e-12)
+    same = bootstrap.estimate_mean(np.zeros(51), -1.0, 1.0)
+    assert (same.low, same.high) == pytest.approx((-unseen, unseen))
+    worst = bootstrap.estimate_mean(np.ones(51), -1.0, 1.0)
+    assert (worst.low, worst.high) == pytest.approx((1 - 2 * unseen, 1.0))
 
 
 @pytest.mark.parametrize(("better", "worse"), [(0.03, 0.01), (0.1, 0.02), (0.3, 0.1)])
@@ -101,13 +105,3 @@ def test_differences_with_one_score_of_0_or_1_per_prompt():
     for first, second in [((2 * target, 2 * one), (2 * other, 2 * one)), ((target / 2, one), (other / 2, one))]:
         statistic = bootstrap.ratio(*first) - bootstrap.ratio(*second)
         assert bootstrap.estimate_difference(first, second) == bootstrap.estimate(statistic)
-
-
-def test_differences_that_are_all_equal():
-    """Catches bounds of width 0 for two methods that agree on 8 prompts, and bounds outside of the possible range."""
-    bootstrap = Bootstrap(8, 50)
-    unseen = wilson(0, 8)[1]
-    same = bootstrap.estimate_mean(np.zeros(51), -1.0, 1.0)
-    assert (same.low, same.high) == pytest.approx((-unseen, unseen))
-    worst = bootstrap.estimate_mean(np.ones(51), -1.0, 1.0)
-    assert (worst.low, worst.high) == pytest.approx((1 - 2 * unseen, 1.0))

@@ -22,9 +22,9 @@ from hf_diversed.generation.confidence import ConfidenceRule
 from hf_diversed.generation.static import gamma_for
 from hf_diversed.verifiers import SpecCascadeVerifier
 from hf_diversed.verifiers.mixture import MixtureVerifier, Weights
-from tests.evaluation.fakes import character_tokenizer
 from tests.generation.modes import COMPILED, STATIC, TRACED, assert_same, decode, interrupt, run_untraced, shallow
 from tests.tiny import ragged_batch, tiny_draft, tiny_head, tiny_model
+from tests.training.runs import tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -439,7 +439,7 @@ def test_a_changed_generation_config_compiles_nothing(pair, monkeypatch):
     target, draft = copy.deepcopy(pair[0]), pair[1]
     decode((target, draft), TRACED)
     target.generation_config.stop_strings = ["never"]
-    out = decode((target, draft), TRACED, tokenizer=character_tokenizer())
+    out = decode((target, draft), TRACED, tokenizer=tokenizer())
     assert (out.stats.engine, out.stats.compile.num_compiled) == ("compiled", 0)
 
 

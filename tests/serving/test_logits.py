@@ -176,11 +176,10 @@ def test_every_row_has_its_own_verifier_and_settings(rows_per_chunk: int, monkey
 def test_bounds_of_a_request_hold_for_the_emitted_distribution(name: str, value: float):
     """Catches a bound that does not hold: TV(v, p) <= max_bias and v <= max_ratio p of the emitted distribution."""
     logits, q = distributions("random", "ties", rows=8)
-    settings = RequestSettings(1, **{name: value})
-    rows = len(logits) * VOCAB
     tokens = torch.arange(VOCAB).repeat(len(logits))
     spread = [values.repeat_interleave(VOCAB, 0) for values in (logits, q)]
-    ours = served_logits([static(0.0)], {settings}, table(*[settings] * rows), *spread, tokens)
+    settings = RequestSettings(1, **{name: value})
+    ours = served_logits([static(0.0)], {settings}, table(*[settings] * len(tokens)), *spread, tokens)
     ours = ours.unflatten(0, (len(logits), VOCAB))
     found = emitted(*verify(ours, q[:, None].expand_as(ours)), q.double())
     p = logits.double().softmax(-1)

@@ -1,9 +1,12 @@
 """What requests may ask for: settings are read, or refused with the range and what to do, before anything runs."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from hf_diversed.head import DiversedHead
-from hf_diversed.serving.vllm.deployment import Deployment
+from hf_diversed.serving.vllm.deployment import PREFIX, SETTINGS, Deployment
 from hf_diversed.serving.vllm.logits import RequestSettings
 from tests.serving.fakes import HEAD, engine, request
 
@@ -67,3 +70,10 @@ def test_the_default_strictness_is_that_of_the_head(tmp_path):
     assert calibrated.request(request(verifier="lossless")) == RequestSettings()
     stricter = Deployment.of(engine({"head": str(tmp_path), "strictness": 0.9}))
     assert stricter.request(request()) == RequestSettings(1, strictness=0.9)
+
+
+def test_the_client_of_the_docs_sends_known_fields():
+    """Catches a field that the server refuses."""
+    source = (Path(__file__).parents[2] / "examples" / "serving" / "client.py").read_text()
+    sent = set(re.findall(rf'"{PREFIX}(\w+)"', source))
+    assert set() < sent <= {"verifier", *SETTINGS}

@@ -25,10 +25,6 @@ class Sampler:
         self.added.append(req_idx)
 
 
-def rejection_sample(target_logits, draft_logits, draft_sampled, cu_num_logits, pos, *mapping, use_fp64=False):
-    return target_logits
-
-
 class RejectionSampler:
     """`_verify` passes its batch to the module's `rejection_sample`, as in vLLM."""
 
@@ -45,7 +41,7 @@ class RejectionSampler:
 @pytest.fixture
 def module(monkeypatch):
     module = ModuleType(runner_v2.MODULE)
-    module.rejection_sample = lambda *args, **named: rejection_sample(*args, **named)
+    module.rejection_sample = lambda target_logits, *rest, **named: target_logits
     module.RejectionSampler = type("RejectionSampler", (RejectionSampler,), {})
     monkeypatch.setitem(sys.modules, runner_v2.MODULE, module)
     return module

@@ -26,31 +26,18 @@ RECORDS = {
 }
 
 
-class FakeExecution:
-    """Runs the programs of this file in this process, and records the calls."""
-
-    def __init__(self):
-        self.calls: list[tuple[list[str], dict]] = []
-
-    def __call__(self, programs, tests, **options):
-        self.calls.append((list(programs), options))
-        return [self._passes(f"{program}\n{test}") for program, test in zip(programs, tests, strict=True)]
-
-    @staticmethod
-    def _passes(program: str) -> bool:
-        try:
-            exec(program, {"__name__": "__main__"})
-        except BaseException:
-            return False
-        return True
-
-
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeExecution:
-    fake = FakeExecution()
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], bool]]:
+    """The programs and `isolated` of each call of `run_programs`; programs that double their argument pass."""
+    calls: list[tuple[list[str], bool]] = []
+
+    def run_programs(programs, tests, *, isolated):
+        calls.append((list(programs), isolated))
+        return ["return 2 *" in program for program in programs]
+
     monkeypatch.setattr(execution, "check_isolation", lambda: None)
-    monkeypatch.setattr(execution, "run_programs", fake)
-    return fake
+    monkeypatch.setattr(execution, "run_programs", run_programs)
+    return calls
 
 
 def allowed(name: str):
@@ -63,33 +50,33 @@ def runnable(name: str):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_batch_is_one_call(name: str, fake: FakeExecution):
-    """Catches a call per completion, scores in another order, and references that fail."""
+def test_a_batch_is_one_call(name: str, calls):
+    """Catches a call per completion, and scores in another order."""
     task, record = allowed(name), RECORDS[name]
     right = task.reference(record)
     scores = task.score_batch([right, "nonsense here", right, WRONG], [record] * 4)
     assert scores == [1.0, 0.0, 1.0, 0.0]
-    assert [len(programs) for programs, _ in fake.calls] == [4]
+    assert [len(programs) for programs, _ in calls] == [4]
     assert task.score(right, record) == 1.0
     assert task.score_batch([], []) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_code_is_run_only_when_allowed(name: str, fake: FakeExecution):
+def test_code_is_run_only_when_allowed(name: str, calls):
     """Catches a model's code that runs without permission."""
     for score in (get_task(name).score, lambda text, record: get_task(name).score_batch([text], [record])):
         with pytest.raises(ValueError, match=f"task '{name}' runs code that a model wrote.*`--allow-code-execution`"):
             score(RIGHT, RECORDS[name])
-    assert not fake.calls
+    assert not calls
     assert get_task(name).prompt(RECORDS[name])
 
 
-def test_isolation_is_disabled_only_on_request(fake: FakeExecution):
+def test_isolation_is_disabled_only_on_request(calls):
     """Catches the mode without isolation as the default, or by permission to run code."""
     both = {"allow_code_execution": True, "allow_unsafe_code_execution": True}
     for task in (allowed("code"), get_task("code", allow_unsafe_code_execution=True), get_task("code", **both)):
         task.score(RIGHT, RECORDS["code"])
-    assert [options["isolated"] for _, options in fake.calls] == [True, False, False]
+    assert [isolated for _, isolated in calls] == [True, False, False]
     assert get_task("gsm8k", **both).name == "gsm8k"
 
 

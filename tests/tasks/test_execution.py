@@ -4,7 +4,6 @@ import os
 import socket
 import stat
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -59,6 +58,7 @@ FAILING = {
     ),
     "a child that gets the right value": ("import os\ndef f(x): return x * x if os.fork() == 0 else 0", TESTS),
     "an endless loop": ("while True: pass", TESTS),
+    "a pause without processor time": ("import time; time.sleep(30)", ""),
     "endless output": ("import sys\nwhile True: sys.stdout.write('x' * 10**6); sys.stderr.write('y' * 10**6)", TESTS),
     "a giant allocation": ("x = bytearray(8 * 2**30)", ""),
     "a giant file": ("with open('a', 'wb') as file:\n    for _ in range(64): file.write(b'x' * 2**20)", ""),
@@ -87,13 +87,6 @@ def test_equal_programs_run_once_and_keep_their_order(monkeypatch: pytest.Monkey
     assert run_programs([], [], isolated=False) == []
     with pytest.raises(ValueError, match="shorter"):
         run_programs(["a", "b"], [""], isolated=False)
-
-
-def test_the_timeout_ends_a_program(isolated: bool):
-    """Catches a program that continues to its limit of processor time, which sleep does not use."""
-    started = time.monotonic()
-    assert run_programs(["import time; time.sleep(60)"], [""], isolated=isolated, timeout=0.5) == [False]
-    assert time.monotonic() - started < 20
 
 
 # Each passes only if it succeeds. Upper-case words are replaced.

@@ -97,15 +97,18 @@ def test_a_record_is_not_its_own_example():
     assert choose_shots(pool, 0, pool[0]) == []
 
 
-def test_chat_prompt_uses_the_template():
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"?": 0}, unk_token="?")))
+
+
+def test_chat_prompt_uses_the_template(tokenizer):
     """Catches solved examples in one turn, and a prompt that does not open the assistant's turn."""
-    template = (
+    task = PromptedTask(get_task("gsm8k"), tokenizer, pool=[other("gsm8k", "A")], shots=1, chat=True)
+    tokenizer.chat_template = (
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
         "{% if add_generation_prompt %}<assistant>{% endif %}"
     )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"?": 0}, unk_token="?")))
-    task = PromptedTask(get_task("gsm8k"), tokenizer, pool=[other("gsm8k", "A")], shots=1, chat=True)
-    tokenizer.chat_template = template
     assert task.prompt(RECORDS["gsm8k"]) == (
         "<user>How Amany are 2 and 3?\n\nThink briefly, in plain text without code. End with: The answer is N.</>"
         "<assistant>2+3 = 5\nThe answer is 5.</>"
@@ -113,9 +116,8 @@ def test_chat_prompt_uses_the_template():
     )
 
 
-def test_models_think_only_on_request():
+def test_models_think_only_on_request(tokenizer):
     """Catches a reasoning model whose thoughts use up the answer's tokens, and an argument that is refused."""
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"?": 0}, unk_token="?")))
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m.content }}{% endfor %}"
         "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}"
@@ -148,13 +150,3 @@ def test_rows_keep_a_prompt_of_the_record():
     assert prompt_rows(get_task("gsm8k"), [RECORDS["gsm8k"]], chat=True)[0]["prompt"] == [
         {"role": "user", "content": QUESTION}
     ]
-
-
-def test_prompted_tasks_equal_the_task_by_default():
-    """Catches a changed plain prompt, another task's score, and stop strings that end a chat turn."""
-    task, record = get_task("gsm8k"), RECORDS["gsm8k"]
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"?": 0}, unk_token="?")))
-    plain, chat = PromptedTask(task, tokenizer), PromptedTask(task, tokenizer, chat=True)
-    assert plain.prompt(record) == task.prompt(record)
-    assert (plain.stop_strings, chat.stop_strings) == (task.stop_strings, ())
-    assert plain.score_batch(["#### 5", "#### 6"], [record, record]) == [1.0, 0.0]

@@ -31,11 +31,11 @@ _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP
 
 @dataclass(frozen=True)
 class Server:
-    """A server's address; process and log are None if it was started elsewhere."""
+    """A server's address, process and log."""
 
     address: str
-    process: subprocess.Popen | None
-    log: Path | None
+    process: subprocess.Popen
+    log: Path
 
     def post(
         self, prompt: str, xargs: Mapping[str, Any], path: str = "completions", **options: Any
@@ -76,16 +76,12 @@ def acceptance(answers: Sequence[dict]) -> float:
     return accepted / drafted
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def start(pair: Path, folder: Path, *more: str) -> Server:
     """Start `hf-diversed serve` with further options, without waiting until it answers. The pair's draft model is used
     unless `more` has a --speculative-config."""
-    port = free_port()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     log = folder / f"server-{port}.log"
     draft = () if "--speculative-config" in more else ("--draft", str(pair / "draft"))
     command = [

@@ -1,9 +1,17 @@
-"""Hypothesis tests of the tokens that an engine drew."""
+"""Two distributions, and hypothesis tests of the tokens that an engine drew from them."""
 
 import torch
 
 
+VOCAB = 8
 FALSE_ALARM = 1e-4  # probability that a test fails for a correct distribution
+
+
+def distributions() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return target logits and draft probabilities, float32 `[V]`, which differ much."""
+    generator = torch.Generator().manual_seed(5)
+    target, draft = 1.5 * torch.randn(2, VOCAB, generator=generator)
+    return target, draft.softmax(-1)
 
 
 def p_value(counts: torch.Tensor, probs: torch.Tensor) -> float:

@@ -17,10 +17,10 @@ from hf_diversed.serving.vllm.logits import RequestSettings, served_logits
 from hf_diversed.verifiers import DiversedVerifier, Verifier, build_verifier
 from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
 from tests.serving.kernels import emitted, verify
-from tests.vllm.statistics import FALSE_ALARM, p_value
+from tests.vllm.statistics import FALSE_ALARM, VOCAB, distributions, p_value
 
 
-VOCAB, DRAWS = 8, 20_000
+DRAWS = 20_000
 SPELLED = [
     "lossless",
     "static:0.0",
@@ -62,13 +62,6 @@ def kernels():
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
-
-
-def distributions() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return target logits and draft probabilities, float32 `[V]`, which differ much."""
-    generator = torch.Generator().manual_seed(5)
-    target, draft = 1.5 * torch.randn(2, VOCAB, generator=generator)
-    return target, draft.softmax(-1)
 
 
 def draw(

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import torch
 
-from tests.vllm.statistics import FALSE_ALARM, p_value
+from tests.vllm.statistics import FALSE_ALARM, VOCAB, distributions, p_value
 
 
 DRAWS = int(os.environ.get("VLLM_V2_DRAWS", "450"))
@@ -27,19 +27,12 @@ def drawn():
     return json.loads(run.stdout.splitlines()[-1])
 
 
-def distributions() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what `v2_in_interpreter` uses: processed target logits, and draft probabilities at its temperature."""
-    generator = torch.Generator().manual_seed(5)
-    target, draft = 1.5 * torch.randn(2, 8, generator=generator)
-    return target, draft.softmax(-1)
-
-
 def check(drawn: dict, start: int, step: int, probs: torch.Tensor, kept: torch.Tensor) -> None:
     """Check the tokens of every `step`-th request from `start` against a distribution and acceptance probabilities."""
     tokens, drafted = (torch.tensor(drawn[name][start::step]) for name in ("tokens", "drafted"))
     accepted = torch.tensor(drawn["count"][start::step]) == 2
     assert torch.equal(tokens[accepted], drafted[accepted])
-    assert p_value(torch.bincount(tokens, minlength=8).double(), probs) > FALSE_ALARM
+    assert p_value(torch.bincount(tokens, minlength=VOCAB).double(), probs) > FALSE_ALARM
     rate = kept[drafted].mean()
     count = Counter(accepted.tolist())
     both = torch.tensor([count[True], count[False]]).double()
@@ -86,5 +79,5 @@ def test_draft_tokens_dropped_by_adaptive_verification(drawn):
     assert torch.equal(found["count"][~admitted], torch.ones_like(found["count"][~admitted]))
     check({name: values[admitted].tolist() for name, values in found.items()}, 0, 1, *expected(0.5))
     target, _ = distributions()
-    counts = torch.bincount(found["tokens"][~admitted], minlength=8).double()
+    counts = torch.bincount(found["tokens"][~admitted], minlength=VOCAB).double()
     assert p_value(counts, target.double().softmax(-1)) > FALSE_ALARM

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from embedded.export import export_demo_pair
-from hf_diversed import DiversedHead, DiversedHeadConfig, load_demo_pair
+from hf_diversed import load_demo_pair
 from hf_diversed.evaluation.decoder import Decoder, Sampling, build_methods, encode
 from hf_diversed.tasks import TASKS, load_records
 from tests.vllm.checkpoints import export_medusa
@@ -40,10 +40,6 @@ def options(pair_folder):
 
 @pytest.fixture(scope="module")
 def server(pair_folder, options, tmp_path_factory):
-    """The server at VLLM_SERVER, or a new one."""
-    if address := os.environ.get("VLLM_SERVER"):
-        yield Server(address, None, None)
-        return
     with running(start(pair_folder, tmp_path_factory.mktemp("log"), *options)) as started:
         yield started
 
@@ -96,27 +92,10 @@ def test_accepts_as_generate_does(server, problems, generated, verifier):
     assert acceptance(answers) == pytest.approx(generated[verifier], abs=0.015 + 0.4 / PROBLEMS**0.5)
 
 
-def test_strictness_differs_within_a_batch(server, problems):
-    """Catches a strictness applied to other requests of the batch: 0 accepts every draft token, 1 is lossless."""
-    strictnesses = (0.0, 0.5, 1.0)
-    few = [TASK.prompt(record) for record in problems[: PROBLEMS // 3] for _ in strictnesses]
-    answers = post_all(server, few, [{"diversed_strictness": strictnesses[i % 3]} for i in range(len(few))])
-    rates = [acceptance(answers[i::3]) for i in range(3)]
-    print(dict(zip(strictnesses, (round(rate, 4) for rate in rates))))
-    assert rates[0] == 1.0
-    assert rates[0] - 0.02 > rates[1] > rates[2] + 0.1
-
-
 BAD = [
     {"diversed_strictness": 7},
-    {"diversed_strictness": -0.1},
-    {"diversed_strictness": "high"},
     {"diversed_strictness": [0.5]},
-    {"diversed_max_bias": 2},
     {"diversed_verifier": "static:0.1"},
-    {"diversed_verifier": "lenience:0.3", "diversed_strictness": 0.5},
-    {"diversed_strictnes": 0.5},
-    {"diversed_quality": 0.5},
     {"strictness": 1},
 ]
 
@@ -127,8 +106,7 @@ def test_bad_values_are_answered_with_400(server, problems, xargs, path):
     """Catches an exception in the sampler, which would end the engine, and an ignored field."""
     status, answer = server.post(TASK.prompt(problems[0]), xargs, path)
     assert status == 400, answer
-    (name,) = [name for name in xargs if name != "diversed_verifier"] or ["diversed_verifier"]
-    assert name in answer["error"]["message"]
+    assert next(iter(xargs)) in answer["error"]["message"]
     assert server.post(TASK.prompt(problems[0]), {"diversed_strictness": 0.7}, max_tokens=4)[0] == 200
 
 
@@ -162,11 +140,15 @@ def test_cut_offs_of_a_request_hold(server, problems):
 
 @pytest.mark.parametrize("kind", ["data", "tensor"])
 def test_more_than_one_worker(server, pair_folder, options, problems, tmp_path, kind):
-    """Catches state that is not shared between two workers, data-parallel or tensor-parallel."""
+    """Catches a strictness applied to other requests of the batch, and state that is not shared between two workers,
+    data-parallel or tensor-parallel. 0 accepts every draft token, 1 is lossless."""
     settings = ({"diversed_strictness": 0.0}, {}, {"diversed_strictness": 1.0})
-    prompts = [TASK.prompt(record) for record in problems]
+    prompts = [TASK.prompt(record) for record in problems[: PROBLEMS // 3] for _ in settings]
     xargs = [settings[index % 3] for index in range(len(prompts))]
     alone = post_all(server, prompts, xargs)
+    permissive, trained, lossless = (acceptance(alone[which::3]) for which in range(3))
+    assert permissive == 1.0
+    assert permissive - 0.02 > trained > lossless + 0.1
     with running(start(pair_folder, tmp_path, *options, f"--{kind}-parallel-size", "2")) as parallel:
         together = post_all(parallel, prompts, xargs)
     for which in range(3):
@@ -175,29 +157,15 @@ def test_more_than_one_worker(server, pair_folder, options, problems, tmp_path, 
         assert rates[0] == pytest.approx(rates[1], abs=0.06 + 0.5 / PROBLEMS**0.5)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--verifier", "block"), "is not served by vLLM"),
-        (
-            ("--verifier", "contrastive", "--speculative-config", "{greedy}"),
-            "confidence, which greedy and looked-up draft tokens do not have",
-        ),
-        (("--head", "{hidden}"), "reads hidden states (features='hidden'), which vLLM's sampler does not receive"),
-    ],
-    ids=["verifier", "greedy draft tokens", "hidden states"],
-)
-def test_what_cannot_be_served_does_not_start(pair_folder, tmp_path, options, words):
-    """Catches a deployment that decodes losslessly without notice."""
+def test_what_cannot_be_served_does_not_start(pair_folder, tmp_path):
+    """Catches a deployment that decodes losslessly without notice. The command itself refuses other settings."""
     greedy = {"method": "draft_model", "model": str(pair_folder / "draft"), "num_speculative_tokens": 5}
-    DiversedHead(DiversedHeadConfig(96, 48)).save_pretrained(tmp_path / "head")
-    filled = {"{greedy}": json.dumps(greedy), "{hidden}": str(tmp_path / "head")}
-    starting = start(pair_folder, tmp_path, *(filled.get(option, option) for option in options))
+    starting = start(pair_folder, tmp_path, "--verifier", "contrastive", "--speculative-config", json.dumps(greedy))
     try:
         assert starting.process.wait(900) != 0
     finally:
         stop(starting)
-    assert words in starting.log.read_text()
+    assert "confidence, which greedy and looked-up draft tokens do not have" in starting.log.read_text()
 
 
 DRAFTERS = {

@@ -28,10 +28,11 @@ from vllm.v1.worker.gpu.spec_decode import adaptive_verification, rejection_samp
 from hf_diversed.serving.vllm import runner_v2
 from hf_diversed.serving.vllm.deployment import Deployment
 from tests.serving.fakes import engine, request, speculative
+from tests.vllm.statistics import VOCAB, distributions
 
 
 rejection_sampler_utils.tldevice = SimpleNamespace(log1p=lambda x: tl.log(1.0 + x))
-VOCAB, TEMPERATURE = 8, 0.7
+TEMPERATURE = 0.7
 
 
 class Sampler:
@@ -53,13 +54,6 @@ class Sampler:
         return logits
 
 
-def distributions() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return processed target logits and draft logits before temperature, float32 `[V]`."""
-    generator = torch.Generator().manual_seed(5)
-    target, draft = 1.5 * torch.randn(2, VOCAB, generator=generator)
-    return target, TEMPERATURE * draft
-
-
 def verify(
     settings: dict, requests: list[dict], draws: int, sample: str = "probabilistic", trimmed: bool = False
 ) -> dict:
@@ -73,11 +67,12 @@ def verify(
     runner_v2.serve(sampler, Deployment.of(engine(settings, speculative(draft_sample_method=sample), VOCAB)))
     for slot in range(draws):
         sampler.add_request(slot, request(TEMPERATURE, **requests[slot % len(requests)]))
-    target, draft = distributions()
+    target, q = distributions()
+    draft = TEMPERATURE * q.log()  # logits before temperature
     torch.manual_seed(1)
-    drafted = torch.multinomial((draft / TEMPERATURE).softmax(-1), draws, replacement=True)
+    drafted = torch.multinomial(q, draws, replacement=True)
     if sample == "greedy":
-        drafted = torch.full_like(drafted, int(draft.argmax()))
+        drafted = torch.full_like(drafted, int(q.argmax()))
     stock = rejection_sampler.RejectionSampler.__new__(rejection_sampler.RejectionSampler)
     vars(stock).update(
         sampler=sampler,

@@ -28,17 +28,13 @@ def provenance():
     return json.loads((WEIGHTS / "training.json").read_text())
 
 
-def test_models_are_float32_of_the_stated_size(pair, provenance):
+def test_models_are_float32_with_neutral_settings(pair, provenance):
+    """Catches half precision, in which the weights are stored, and sampling settings that change the distributions."""
     for role, model in (("target", pair.target), ("draft", pair.draft)):
         assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
         assert not model.training
         assert model.num_parameters() == provenance["training"][role]["parameters"]
         assert model.config.vocab_size == len(pair.tokenizer)
-    assert 5 <= pair.target.num_parameters() / pair.draft.num_parameters() <= 12
-
-
-def test_generation_settings_are_neutral(pair):
-    for model in (pair.target, pair.draft):
         settings = model.generation_config
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             assert getattr(settings, name) == getattr(pair.tokenizer, name)
