@@ -91,12 +91,11 @@ def test_references_pass_and_wrong_programs_do_not(name: str):
     assert task.score_batch([task.reference(record), TABLE, *wrong], [record] * 4) == [1.0, 1.0, 0.0, 0.0]
 
 
-def test_tests_as_one_text(fake: FakeExecution):
+def test_tests_as_one_text():
     """Catches a test per character: no completion would pass."""
-    task, record = allowed("mbpp"), RECORDS["mbpp"]
+    task, record = get_task("mbpp"), RECORDS["mbpp"]
     joined = record | {"test_list": "\n".join(record["test_list"])}
-    assert task.prompt(joined) == task.prompt(record)
-    assert task.score_batch([RIGHT, WRONG], [joined] * 2) == [1.0, 0.0]
+    assert (task.prompt(joined), task.tests(joined)) == (task.prompt(record), task.tests(record))
 
 
 def test_helpers_of_the_prompt_are_not_the_programs():
