@@ -359,8 +359,7 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
     curve = at_equal_acceptance(parts)
     methods = {label: text for part in parts for label, text in part.definitions().items() if label in done}
     used = [part for part in parts if any(part in found for found in done.values())]
-    groups = itertools.groupby(used, key=lambda part: (part.header["target"], part.header["draft"]))
-    headers = [pooled(list(group)).header for _, group in groups]  # parts may differ in dtype
+    headers = [part.header for part in used]  # parts may differ in dtype
     sessions = [session for part in used for session in part.sessions]
     records = [without_times(record) for record in summarize_parts(parts)]
     source = provenance(0, arguments.device) | {"evaluations": headers, "methods": methods, "sessions": sessions}

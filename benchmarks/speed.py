@@ -27,7 +27,7 @@ from rich.table import Table
 from transformers import AutoConfig, AutoModelForCausalLM, CompileConfig, PreTrainedModel
 from transformers.utils import logging
 
-from hf_diversed.blocks import DecodingContext, DraftOutput, TargetOutput, Verdict
+from hf_diversed.blocks import DraftOutput, TargetOutput, Verdict
 from hf_diversed.evaluation.decoder import (
     Call,
     Decoded,
@@ -91,6 +91,8 @@ def benchmark(options: argparse.Namespace) -> dict[str, Any]:
     random_weights = options.target_config is not None
     if random_weights != (options.draft_config is not None) or (random_weights and (options.target or options.draft)):
         raise ValueError("--target-config and --draft-config go together, without --target and --draft.")
+    if options.acceptance is not None and options.temperature == 0:
+        raise ValueError("--acceptance needs a temperature above 0: greedy decoding draws no random numbers.")
     head = options.head
     if random_weights:
         device = options.device or best_device()
@@ -280,7 +282,7 @@ class SyntheticVerifier(CompositeVerifier):
         acceptance: in [0, 1], P(a draft token is accepted | all earlier ones of its block are).
 
     Raises:
-        ValueError: for a rate out of range, and for greedy decoding (before the first forward).
+        ValueError: for a rate out of range.
     """
 
     needs_input_ids = False  # an instance needs them if `inner` does
@@ -290,11 +292,6 @@ class SyntheticVerifier(CompositeVerifier):
         self.needs_check = inner.needs_check  # a given rate needs no check
         self.inner = inner
         self.acceptance = check_range("acceptance", acceptance, 0.0, 1.0)
-
-    def check(self, context: DecodingContext) -> None:
-        super().check(context)
-        if context.temperature == 0:
-            raise ValueError("synthetic acceptance needs do_sample=True: greedy decoding draws no random numbers.")
 
     def components(self) -> list[object]:
         # Excludes this class: one from outside the library would have the guards of compiled rounds checked each time.

@@ -21,15 +21,13 @@ PHRASES = {
 }
 EXCEPT = ("embedded/corpus/summary.py", "tools/check_language.py")  # the phrases are part of their data
 PATTERNS = ("*.ipynb", "*.md", "*.py")
-_PHRASE = re.compile("|".join(rf"(?P<p{number}>\b(?:{phrase})\b)" for number, phrase in enumerate(PHRASES)), re.I)
 
 
 def problems(text: str) -> Iterator[tuple[int, str, str]]:
     """Yield line number, phrase and suggestion of every banned phrase."""
-    suggestions = list(PHRASES.values())
-    for match in _PHRASE.finditer(text):
-        line = text.count("\n", 0, match.start()) + 1
-        yield line, match.group(), suggestions[int(str(match.lastgroup)[1:])]
+    for phrase, suggestion in PHRASES.items():
+        for match in re.finditer(rf"\b(?:{phrase})\b", text, re.I):
+            yield text.count("\n", 0, match.start()) + 1, match.group(), suggestion
 
 
 def files() -> list[Path]:

@@ -79,7 +79,7 @@ def test_compiled_methods_run_compiled(run):
     ("options", "words"),
     [
         (["--target-config", "qwen3-8b"], "go together"),
-        (["--methods", "lossless", "--acceptance", "0.5", "--temperature", "0"], "greedy"),
+        (["--acceptance", "0.5", "--temperature", "0"], "greedy"),
         (["--methods", "compiled:upstream"], "no static cache"),
     ],
 )

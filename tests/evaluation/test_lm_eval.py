@@ -1,15 +1,14 @@
 """The harness's own command on the embedded pair, and errors of the model class."""
 
 import json
-import os
-import subprocess
 import sys
 import warnings
 from pathlib import Path
 
+import datasets
 import pytest
+import torch
 
-import hf_diversed
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.zoo.loader import WEIGHTS
 from tests.commands import succeed
@@ -18,11 +17,11 @@ from tests.commands import succeed
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what importing the harness warns of is not ours to fix
     from lm_eval.api.instance import Instance
+    from lm_eval.tasks import TaskManager
 
     from hf_diversed.evaluation import lm_eval as harness
 
 
-ROOT = Path(hf_diversed.__file__).parent.parent
 NUM_PROMPTS = 16
 TASK = """
 task: word_problems
@@ -42,14 +41,6 @@ metric_list:
   - {metric: exact_match, aggregation: mean, higher_is_better: true}
 """
 
-# `python -m hf_diversed.evaluation.lm_eval` without reading the harness's own tasks, which takes 20 seconds.
-COMMAND = """
-import runpy
-from lm_eval.tasks import TaskManager
-TaskManager.__init__.__defaults__ = (None, None, False, None)
-runpy.run_module("hf_diversed.evaluation.lm_eval", run_name="__main__", alter_sys=True)
-"""
-
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory) -> Path:
@@ -67,29 +58,26 @@ def language_model(**arguments) -> harness.DiversedLM:
     return harness.DiversedLM(**PAIR | {"device": "cpu"} | arguments)
 
 
-def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(folder / "hub"), "OMP_NUM_THREADS": "1"}
-    environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    command = [sys.executable, "-c", COMMAND, *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-
-
 def requests(records: Path, count: int, task: str = "word_problems", **options) -> list[Instance]:
     prompts = [json.loads(line)["prompt"] for line in records.read_text().splitlines()[:count]]
     options = {"until": ["\nQuestion:"], "max_gen_toks": 24} | options
     return [Instance("generate_until", {}, (text, options), 0, (task, index, 1)) for index, text in enumerate(prompts)]
 
 
-def test_command_agrees_with_evaluate(records, tmp_path):
+def test_command_agrees_with_evaluate(records, tmp_path, monkeypatch):
     """Catches a draft model, a verifier or stop strings that do not reach the loop, prompts that are encoded
     differently, answers in another order, statistics that count removed tokens, and a results file without them."""
     (tmp_path / "words.yaml").write_text(TASK.replace("RECORDS", str(records)))
-    options = (
-        "--model hf-diversed --tasks word_problems --include_path . --device cpu --batch_size 4 --output_path out"
-    )
+    options = "run --model hf-diversed --tasks word_problems --include_path . --device cpu --batch_size 4"
     models = ",".join(f"{name}={value}" for name, value in PAIR.items())
-    done = run_command(tmp_path, "run", *options.split(), "--model_args", models)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(sys, "argv", ["lm_eval", *options.split(), "--output_path", "out", "--model_args", models])
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    # The harness's own tasks are not read, which would take 20 seconds.
+    monkeypatch.setattr(TaskManager.__init__, "__defaults__", (None, None, False, None))
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings(), torch.random.fork_rng():
+        warnings.simplefilter("ignore")
+        harness.cli_evaluate()
     (written,) = (tmp_path / "out").rglob("results_*.json")
     found = json.loads(written.read_text())
     stats = found["config"]["hf_diversed"]["tasks"]["word_problems"]
