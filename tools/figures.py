@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from functools import cache
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from hf_diversed.evaluation.statistics import Bootstrap
@@ -84,13 +84,14 @@ def _serving(study: str, found: Row) -> Iterator[Figure]:
 
 
 def _speed(study: str, found: Row) -> Iterator[Figure]:
-    """Tokens per second and speed for the same prompts, relative to the target."""
+    """Mean seconds per batch; tokens per second and speed for the same prompts, relative to the target."""
     for record in found["records"]:
         for part in record["seconds"]:
             drafted = f", {record['num_assistant_tokens']} draft tokens" if "num_assistant_tokens" in record else ""
             reference = part["methods"]["target"]["turns"]
             for method, timed in part["methods"].items():
-                for name, values in over_target(timed["turns"], reference).items():
+                seconds = fmean(second for turn in timed["turns"] for second in turn["seconds"])
+                for name, values in {"seconds": (seconds,), **over_target(timed["turns"], reference)}.items():
                     metric = f"{name}, batch {part['batch_size']}"
                     yield Figure(study, record["task"] + drafted, method, record.get("num_prompts"), metric, *values)
 
@@ -147,8 +148,10 @@ def _compiled(study: str, found: Row) -> Iterator[Figure]:
 
 
 _READERS: dict[str, Callable[[str, Row], Iterator[Figure]]] = {
-    **{f"qwen-coder-speed-{name}": _speed for name in ("mbpp-t0", "gsm8k-t0", "mbpp-t0.7-k20-p0.8")},
-    **{f"qwen-coder-speed-batch8-{suffix}": _speed for suffix in ("t0", "t0.7-k20-p0.8")},
+    **{
+        f"qwen-coder-speed-{name}": _speed
+        for name in ("scitldr", "scitldr-prefill", "mbpp-t0", "gsm8k-t0", "batch8-t0", "mbpp-t0.7-k20-p0.8")
+    },
     "draft-lengths-counted": _counted,
     "compiled": _compiled,
     "serving": _serving,

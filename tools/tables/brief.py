@@ -1,12 +1,13 @@
 """The README's table: time and score of each method on each task of the Qwen2.5-Coder pair."""
 
-import json
-from statistics import fmean
 from typing import NamedTuple
 
 from hf_diversed.evaluation.table import percent
 from tools.figures import PUBLISHED_HEAD, RESULTS, figures
 from tools.tables.parts import markdown
+
+
+SECONDS = "seconds, batch 1"
 
 
 class Task(NamedTuple):
@@ -70,20 +71,13 @@ def render() -> str:
 def _cell(task: Task, method: str) -> str:
     """Return "5.4 s, 50.4%", or the part that was measured; "9.9 forwards, 10.5" for tasks without seconds."""
     label = task.head if method == "diversed" else method
-    found = {each.metric: each.value for each in figures(task.scores) if each.method == label}
-    if task.seconds:
-        parts = [_seconds(task.seconds, label)]
-    else:
-        parts = [f"{found['mean_rounds']:.1f} forwards" if found else ""]
-    if found:
+    studies = (task.scores, *filter(None, [task.seconds]))
+    found = {each.metric: each.value for study in studies for each in figures(study) if each.method == label}
+    parts = []
+    if task.seconds and SECONDS in found:
+        parts.append(f"{found[SECONDS]:.1f} s")
+    elif not task.seconds and "mean_rounds" in found:
+        parts.append(f"{found['mean_rounds']:.1f} forwards")
+    if "quality" in found:
         parts.append(percent(found["quality"]) if task.is_share else f"{100 * found['quality']:.1f}")
-    return ", ".join(filter(None, parts)) or "-"
-
-
-def _seconds(study: str, label: str | None) -> str:
-    """Return the mean seconds per prompt at batch size 1; empty for a method that was not timed."""
-    parts = json.loads((RESULTS / "real" / f"{study}.json").read_text())["records"][0]["seconds"]
-    timed = next(part for part in parts if part["batch_size"] == 1)["methods"]
-    if label not in timed:
-        return ""
-    return f"{fmean(second for turn in timed[label]['turns'] for second in turn['seconds']):.1f} s"
+    return ", ".join(parts) or "-"

@@ -33,8 +33,8 @@ def number(figure: Figure) -> str:
 
 
 def times(figure: Figure) -> str:
-    """Format 1.5 as "1.50x", with its bounds."""
-    return _with_bounds(figure, lambda value: f"{value:.2f}", "x")
+    """Format 1.5 as "1.50x", with its bounds, if they differ."""
+    return factor(figure) if figure.low == figure.high else _with_bounds(figure, lambda value: f"{value:.2f}", "x")
 
 
 def factor(figure: Figure) -> str:

@@ -1,7 +1,5 @@
 """Tables of quality and acceptance, on the embedded pair and the Qwen2.5-Coder pair."""
 
-from collections.abc import Sequence
-
 from tools.figures import PUBLISHED_HEAD, figures
 from tools.tables.parts import (
     ACCEPTED,
@@ -28,6 +26,8 @@ SAMPLED = "temperature 0.7, top-p 0.8, top-k 20"
 BELOW_EXACT = Column("points below exact decoding", "quality", below, minus="target, lossless")
 EXACT_NOTE = "Exact decoding: the mean of `target` and `lossless`, which have the same distribution."
 UPSTREAM = ("upstream", "transformers, 5 draft tokens")
+UPSTREAMS = (UPSTREAM, ("transformers", "transformers, its default numbers of draft tokens"))
+TIMED = {"t0": ("mbpp", "gsm8k"), "t0.7-k20-p0.8": ("mbpp",)}  # tasks, by setting
 PUBLISHED = {"mbpp": ("MBPP", "pass@1"), "humaneval": ("HumanEval", "pass@1"), "gsm8k": ("GSM8K", "accuracy")}
 
 
@@ -142,22 +142,32 @@ def published() -> dict[str, Table]:
             "500 prompts of MBPP and 164 of HumanEval in bfloat16, 300 of GSM8K (100 in bfloat16, 200 in float32), 5 "
             "draft tokens per round; 95% intervals clustered by prompt. Data: `results/real/qwen-coder-*-t0.json`.",
         ),
-        **_setting(
-            "greedy",
+        "pair-greedy": _setting(
             "greedy decoding",
             "t0",
             "500 prompts of MBPP and 164 of HumanEval in bfloat16, 300 of GSM8K (100 in bfloat16, 200 in float32)",
-            ("mbpp", "gsm8k"),
             label,
         ),
-        **_setting(
-            "sampled",
+        "pair-sampled": _setting(
             SAMPLED,
             "t0.7-k20-p0.8",
             "500 prompts of MBPP (200 in bfloat16, 300 in float32), 164 of HumanEval in bfloat16, 300 of GSM8K (100 "
             "in bfloat16, 200 in float32)",
-            ("mbpp",),
             label,
+        ),
+        "speed-greedy": Table(
+            "greedy decoding",
+            methods("", UPSTREAM, "lossless", *RELAXED, label),
+            [
+                _speed(task, "t0", metric, size)
+                for task, size in (("mbpp", 1), ("gsm8k", 1), ("mbpp", 8))
+                for metric in ("tokens/s", "speedup")
+            ],
+            "Relative to `generate` of transformers without a draft model at that batch size, 5 draft tokens per "
+            f"round, bfloat16, packed linear layers, eager, two threads of a CPU. {_timed_prompts('t0')}, with 95% "
+            "intervals clustered by prompt; at batch size 8 on another CPU, 8 prompts, median (range) of 3 "
+            "alternating runs. The speedup is that for the same prompts, whose answers differ in length. Data: "
+            "`results/real/qwen-coder-speed-*-t0.json`.",
         ),
     }
 
@@ -170,20 +180,27 @@ def summaries() -> str:
         ("diversed:results/real/token-head-scitldr", "`diversed`, token head that accepts more"),
     )
     scores = {"ROUGE-1": "rouge1", "ROUGE-2": "quality", "ROUGE-L": "rougeL"}
+    speed, prefill = "qwen-coder-speed-scitldr", "qwen-coder-speed-scitldr-prefill"
+    columns = (
+        ACCEPTED,
+        PER_ROUND,
+        Column("tokens/s", "tokens/s, batch 1", times, speed),
+        Column("target forwards per answer", "mean_rounds", one_decimal),
+        *(Column(name, metric, tenths) for name, metric in scores.items()),
+        BELOW_EXACT._replace(header="ROUGE-2 below exact decoding"),
+        Column("answers with a word that no abstract has", "unknown_word"),
+    )
     every_method = Table(
         "SciTLDR, temperature 1",
-        methods(study, "target", "lossless", *LENIENCE, *heads, "static:0.5", "static:0.2"),
-        [
-            ACCEPTED,
-            PER_ROUND,
-            Column("target forwards per answer", "mean_rounds", one_decimal),
-            *(Column(name, metric, tenths) for name, metric in scores.items()),
-            BELOW_EXACT._replace(header="ROUGE-2 below exact decoding"),
-            Column("answers with a word that no abstract has", "unknown_word"),
-        ],
-        f"{{n}} abstracts, one answer each, float32, 5 draft tokens per round; 95% intervals clustered by prompt. "
-        f"{EXACT_NOTE} A word counts if its stem is in no abstract and no summary of the 800 records; some of these "
-        "words are correct. Data: {data}.",
+        methods("", "target", *UPSTREAMS, "lossless", *LENIENCE, *heads, "static:0.5", "static:0.2"),
+        [column._replace(study=column.study or study) for column in columns],
+        f"{figures(study)[0].n} abstracts, one answer each, float32, 5 draft tokens per round; 95% intervals "
+        f"clustered by prompt. {EXACT_NOTE} A word counts if its stem is in no abstract and no summary of the 800 "
+        "records; some of these words are correct. Tokens per second relative to `target`: "
+        f"{figures(speed)[0].n} of the abstracts, batch size 1, packed linear layers, two threads of a CPU without "
+        f"bfloat16 instructions. They include the prefill, {seconds(prefill, 'target')} of {seconds(speed, 'target')} "
+        f"per answer with `target` and {seconds(prefill, 'lossless')} of {seconds(speed, 'lossless')} with `lossless` "
+        f"(prefill: {figures(prefill)[0].n} abstracts). Data: `results/real/qwen-coder*-scitldr*.json`.",
     )
     above_static = Table(
         "points above a fixed weight with the same acceptance rate",
@@ -195,6 +212,12 @@ def summaries() -> str:
     return f"### Summaries\n\n{every_method.render()}\n\n{above_static.render()}"
 
 
+def seconds(study: str, method: str) -> str:
+    """Return the mean seconds per prompt at batch size 1."""
+    (found,) = [each.value for each in figures(study) if (each.method, each.metric) == (method, "seconds, batch 1")]
+    return f"{found:.1f} s"
+
+
 def _speed(task: str, suffix: str, metric: str, size: int = 1) -> Column:
     """Return the column of "tokens/s" or "speedup" of the Qwen2.5-Coder pair, relative to the target."""
     title = PUBLISHED[task][0] + (f", batch size {size}" if size > 1 else "")
@@ -202,43 +225,32 @@ def _speed(task: str, suffix: str, metric: str, size: int = 1) -> Column:
     return Column(f"{title}: {metric}", f"{metric}, batch {size}", times, study, f"{task}, 5 draft tokens")
 
 
-def _setting(
-    name: str, title: str, suffix: str, prompts: str, timed: Sequence[str], label: tuple[str, str]
-) -> dict[str, Table]:
-    """Return the tables of a setting of the Qwen2.5-Coder pair: a summary, and the speed of the timed tasks."""
-    timed_prompts = " and ".join(
-        f"{figures(f'qwen-coder-speed-{task}-{suffix}')[0].n} prompts of {PUBLISHED[task][0]}" for task in timed
+def _timed_prompts(suffix: str) -> str:
+    """Return "12 prompts of MBPP and ..." for the timed tasks of a setting."""
+    return " and ".join(
+        f"{figures(f'qwen-coder-speed-{task}-{suffix}')[0].n} prompts of {PUBLISHED[task][0]}"
+        for task in TIMED[suffix]
     )
+
+
+def _setting(title: str, suffix: str, prompts: str, label: tuple[str, str]) -> Table:
+    """Return the table of speed and scores in a setting of the Qwen2.5-Coder pair."""
     if suffix == "t0":
         drop, note, shown, measured = DROP, "", "speedup", "Speed for the same prompts"
     else:  # the lengths of sampled answers differ by chance
         drop, note, shown, measured = BELOW_EXACT, f" {EXACT_NOTE}", "tokens/s", "Tokens per second"
-    summary = Table(
+    form = factor if suffix == "t0" else times  # the table of greedy speed has the bounds
+    return Table(
         title,
         methods("", "target", UPSTREAM, "lossless", *RELAXED, label),
         [
-            *(_speed(task, suffix, shown)._replace(form=factor) for task in timed),
+            *(_speed(task, suffix, shown)._replace(form=form) for task in TIMED[suffix]),
             *(
                 drop._replace(header=f"{task}: {drop.header}", study=f"qwen-coder-{key}-{suffix}")
                 for key, (task, _) in PUBLISHED.items()
             ),
         ],
         f"{prompts}, 5 draft tokens per round; 95% intervals; negative values: the method scores "
-        f"higher.{note} {measured} relative to `target`: {timed_prompts}, batch size 1, bfloat16, "
+        f"higher.{note} {measured} relative to `target`: {_timed_prompts(suffix)}, batch size 1, bfloat16, "
         "packed linear layers, two CPU threads.",
     )
-    speed = Table(
-        title,
-        methods("", UPSTREAM, "lossless", *RELAXED, label),
-        [
-            _speed(task, suffix, metric, size)
-            for task, size in (*((task, 1) for task in timed), ("mbpp", 8))
-            for metric in ("tokens/s", "speedup")
-        ],
-        "Relative to `generate` of transformers without a draft model at that batch size, 5 draft tokens per round, "
-        f"bfloat16, packed linear layers, eager, two threads of a CPU. {timed_prompts}, with 95% intervals clustered "
-        "by prompt; at batch size 8 on another CPU, 8 prompts, median (range) of 3 alternating runs. The speedup "
-        "is that for the same prompts, whose answers differ in length. Data: "
-        f"`results/real/qwen-coder-speed-*-{suffix}.json`.",
-    )
-    return {f"pair-{name}": summary, f"speed-{name}": speed}
