@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from hf_diversed.evaluation.table import percent
-from tools.figures import PUBLISHED_HEAD, RESULTS, figures
+from tools.figures import PUBLISHED_HEAD, figures
 from tools.tables.parts import markdown
 
 
