@@ -436,17 +436,22 @@ def summarize_parts(parts: list[Results]) -> list[dict[str, Any]]:
     Drops and gains are computed on the same prompts as the method's quality.
     """
     records = []
+    summaries: dict[
+        tuple[int, ...], tuple[Results, dict[str, dict]]
+    ] = {}  # most methods are complete in the same parts
     for label, complete in finished_parts(parts).items():
-        results = pooled(complete)
-        finished = [name for name in results.labels() if not results.missing([name])]
-        bootstrap, table = resamples(results.header["n"]), MethodTable(results, label)
-        for record in summarize(results, finished):
-            if record["method"] == label:
-                for name in EXTRA:
-                    if name in table.sums:
-                        mean = bootstrap.ratio(table.sums[name], table.sums["rows"])
-                        record |= bootstrap.estimate_mean(mean, 0.0, 1.0).record(name)
-                records.append(record)
+        key = tuple(map(id, complete))
+        if key not in summaries:
+            results = pooled(complete)
+            finished = [name for name in results.labels() if not results.missing([name])]
+            summaries[key] = results, {record["method"]: record for record in summarize(results, finished)}
+        results, by_method = summaries[key]
+        bootstrap, table, record = resamples(results.header["n"]), MethodTable(results, label), by_method[label]
+        for name in EXTRA:
+            if name in table.sums:
+                mean = bootstrap.ratio(table.sums[name], table.sums["rows"])
+                record |= bootstrap.estimate_mean(mean, 0.0, 1.0).record(name)
+        records.append(record)
     return records
 
 

@@ -79,35 +79,6 @@ STUDIES = [
 
 
 @pytest.mark.parametrize(("task", "name", "num_parts"), STUDIES)
-def test_published_sums(task, name, num_parts):
-    """Catches an error in the library's summary: sums of the published lines are computed here without the library."""
-    records = json.loads((RESULTS / "real" / f"{name}.json").read_text())["records"]
-    rows = [{} for _ in records]  # by prompt
-    for part in range(num_parts):
-        for path in (RESULTS / "real" / "batches" / task / f"part-{part}").glob("*.jsonl"):
-            for line in map(json.loads, path.read_text().splitlines()[1:]):
-                if "rows" not in line:  # a session
-                    continue
-                for record, found in zip(records, rows):
-                    if line["method"] == record["method"]:
-                        columns = line["rows"]
-                        for index, prompt in enumerate(columns["prompt"]):
-                            found[part, prompt] = {key: values[index] for key, values in columns.items()}
-    for record, found in zip(records, rows):
-        for key, mean in (("score", "quality"), ("tokens", "mean_tokens"), ("num_rounds", "mean_rounds")):
-            if record[mean] is not None:
-                assert record[mean] == pytest.approx(sum(row[key] for row in found.values()) / len(found))
-        if record["acceptance_rate"] is not None:
-            accepted, drafted = (sum(row[key] for row in found.values()) for key in ("num_accepted", "num_drafted"))
-            assert record["acceptance_rate"] == pytest.approx(accepted / drafted)
-        if record["reference"] is not None:
-            gains = [found[key]["score"] - rows[0][key]["score"] for key in found]
-            discordant = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
-            assert (record["prompts_better"], record["prompts_worse"]) == discordant
-            assert record["quality_drop"] == pytest.approx(-sum(gains) / len(gains))
-
-
-@pytest.mark.parametrize(("task", "name", "num_parts"), STUDIES)
 def test_published_figures_follow_from_the_batches(task, name, num_parts):
     """Catches figures that were not computed from the published scores and counters of the prompts."""
     report = json.loads((RESULTS / "real" / f"{name}.json").read_text())
@@ -155,17 +126,12 @@ def test_first_table_shows_what_was_measured(task):
     assert re.fullmatch(rf"\d+\.\d {unit}, {100 * quality:.1f}%?", cell)
 
 
-def results_of(task, num_parts):
-    """Return the published scores and counters of the first parts of a study."""
-    folder = RESULTS / "real" / "batches" / task
-    return pair_study.pooled([read_results(folder / f"part-{part}") for part in range(num_parts)])
-
-
 def test_claims_about_repeated_runs():
     """Catches standard errors in the text that do not follow from the scores of the runs on HumanEval."""
     gains = []
     for suffix, num_parts in (("", 1), ("-second", 2), ("-float32", 4)):
-        results = results_of(f"humaneval-t0.7-k20-p0.8{suffix}", num_parts)
+        folder = RESULTS / "real" / "batches" / f"humaneval-t0.7-k20-p0.8{suffix}"
+        results = pair_study.pooled([read_results(folder / f"part-{part}") for part in range(num_parts)])
         scores = {label: np.zeros(results.header["n"]) for label in pair_study.EXACT}
         for (label, *_), entry in results.entries.items():
             if label in scores:
