@@ -1,35 +1,12 @@
-"""Blocks, counters and rates."""
+"""Counters and rates."""
 
 import json
 import math
 from dataclasses import replace
 
 import pytest
-import torch
 
 from hf_diversed.outputs import SpeculativeStats
-from tests.verifier_cases import VOCAB, make_block
-
-
-def test_blocks_agree_with_softmax():
-    """Catches probabilities of the wrong position, row or token, and a normaliser that skips truncated scores."""
-    draft, target = make_block()
-    for block in (draft, target):
-        rows, positions, _ = block.scores.shape
-        distribution = torch.softmax(block.scores.double(), dim=-1)
-        torch.testing.assert_close(block.probs().double(), distribution, rtol=1e-5, atol=1e-7)
-        for token in range(VOCAB):
-            tokens = torch.full((rows, positions), token)
-            torch.testing.assert_close(block.prob(tokens).double(), distribution[..., token], rtol=1e-5, atol=1e-7)
-
-
-def test_one_position_per_row():
-    """Catches one row's position used for all rows."""
-    _, target = make_block("random", rows=3)
-    positions = torch.tensor([3, 0, 1])
-    for row, position in enumerate(positions):
-        assert torch.equal(target.at(positions)[row], target.scores[row, position])
-        torch.testing.assert_close(target.probs(positions)[row], torch.softmax(target.scores[row, position], -1))
 
 
 def rows() -> list[SpeculativeStats]:

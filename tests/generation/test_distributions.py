@@ -9,7 +9,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_diversed.verifiers import build_verifier
-from tests.generation.test_equals_reference import prompts
 from tests.tiny import generate
 from tests.verifiers.process import Tables, process_probs
 
@@ -60,20 +59,3 @@ def test_end_to_end_distribution(gamma):
     for tokens, probability in exact.items():
         error = (probability * (1 - probability) / count) ** 0.5
         assert abs(seen[tokens] / count - probability) < 5 * error, tokens
-
-
-def test_copies_before_a_draft_model_keep_the_distribution(pair):
-    """Catches a copied token that is verified with q of the draft model."""
-    target, draft = pair
-    ids, rows = prompts(1)["input_ids"], 2_000
-    torch.manual_seed(0)
-    out = target.generate(
-        ids.expand(rows, -1), attention_mask=torch.ones(rows, ids.shape[1], dtype=torch.long),
-        assistant_model=draft, verifier="lossless", num_assistant_tokens=3, prompt_lookup_num_tokens=6,
-        return_dict_in_generate=True, do_sample=True, top_k=0, max_new_tokens=2, max_matching_ngram_size=3,
-    )  # fmt: skip
-    assert out.stats.draft_forwards == 1  # the prompt's: the only round copies
-    with torch.no_grad():
-        p = torch.softmax(target(ids).logits[0, -1].double(), dim=-1)
-    found = torch.bincount(out.sequences[:, ids.shape[1]], minlength=len(p)).double() / rows
-    assert (found - p).abs().sum() < 3 * (p * (1 - p) / rows).sqrt().sum()

@@ -81,14 +81,16 @@ def test_greedy_mixtures_keep_copies_up_to_one_half(pair, weight, keeps_all):
 @pytest.mark.parametrize("max_copied", [2, 6])
 def test_copies_before_a_draft_model(pair, max_copied):
     """Catches a draft model's cache that lacks copied tokens or holds rejected ones, which lossless verification
-    hides: the draft model equals the target here. Catches copies as long as the blocks of the draft model."""
+    hides: the draft model equals the target here. Catches copies as long as the blocks of the draft model, and copied
+    tokens that are verified with its q."""
     target, listener = pair[0], Listener()
     call = {**prompts(1), "do_sample": False, "max_new_tokens": 60, "eos_token_id": None, "streamer": listener}
     call |= {"assistant_model": copy.deepcopy(target), "num_assistant_tokens": 4, "verifier": "lossless"}
     target.generate(**call, prompt_lookup_num_tokens=max_copied, max_matching_ngram_size=1)
     copied, drafted = [], []
-    for _, stats in listener.rounds[1:]:  # the forwards of the first round include the prefill
+    for records, stats in listener.rounds[1:]:  # the forwards of the first round include the prefill
         (drafted if stats.draft_forwards else copied).append(stats)
+        assert stats.draft_forwards or (records.q[records.source == 0] == 1.0).all()
     assert all(stats.num_accepted == stats.num_drafted for stats in drafted)
     assert max(stats.num_drafted for stats in drafted) == 4
     assert max(stats.num_drafted for stats in copied) == max_copied

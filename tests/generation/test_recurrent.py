@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from hf_diversed import StaticEnsembleVerifier, diversed_decoding, support
+from hf_diversed import support
 from hf_diversed.generation import loop, recurrent
 from hf_diversed.generation.call import open_model
 from hf_diversed.generation.rows import PerRow, RaggedRows
@@ -16,7 +16,6 @@ from hf_diversed.generation.static import cannot_serve
 from tests import versions
 from tests.families.compare import prepare
 from tests.families.shrink import small_model
-from tests.reference import Recorder, naive_decoding
 from tests.tiny import PAD, VOCAB_SIZE, ragged_batch, tiny_draft, tiny_model
 
 
@@ -158,25 +157,6 @@ def test_finished_rows_that_stay_in_the_batch(monkeypatch):
     ends = {"eos_token_id": plain(target, **inputs)[:2, 11].tolist(), "pad_token_id": PAD}
     out = decode(target, tiny_draft(target, noise=0.02), **inputs, **ends)
     assert torch.equal(out.sequences, plain(target, **inputs, **ends))
-
-
-def test_sampled_text_is_that_of_full_forwards(monkeypatch):
-    """Catches distributions from states with other tokens, which greedy text may hide, also for several sequences."""
-    monkeypatch.setattr(RaggedModel, "is_worth_compacting", lambda model, running, rows: False)
-    target, verifier, inputs, recorder = hybrid("qwen3_5_text"), StaticEnsembleVerifier(0.4), batch(2), Recorder()
-    draft = tiny_draft(target, noise=0.15)
-    torch.manual_seed(0)
-    options = {"assistant_model": draft, "verifier": verifier, "num_assistant_tokens": 4}
-    decode = functools.partial(diversed_decoding, **options, random_source=recorder)
-    config = {"generation_config": None, "suppress_tokens": None, "eos_token_id": None, "pad_token_id": PAD}
-    config |= {"custom_generate": decode, "do_sample": True, "top_k": 0, "num_return_sequences": 2}
-    sampled = plain(target, **inputs, **config)
-    assert len({tuple(row) for row in sampled.tolist()}) == 4
-    for row in (0, 3):
-        ids = inputs["ids"][row // 2, inputs["attention_mask"][row // 2].bool()][None]
-        options = {"max_new_tokens": NEW, "gamma": 4, "randomness": recorder.of_row(row)}
-        expected = naive_decoding(target, draft, verifier, ids, **options)[0, ids.shape[1] :]
-        assert torch.equal(sampled[row, 9:], expected)
 
 
 def test_static_engine_falls_back():

@@ -1,4 +1,4 @@
-"""Invalid arguments of verifiers, and their representation as text."""
+"""Invalid arguments of verifiers, verifiers from text, and the parts of a name."""
 
 from dataclasses import replace
 
@@ -6,17 +6,22 @@ import pytest
 
 from hf_diversed.verifiers import (
     ContrastiveVerifier,
+    DiversedVerifier,
+    FLyVerifier,
     FuzzyVerifier,
     LenientVerifier,
+    LosslessVerifier,
     LossyVerifier,
     MarsVerifier,
+    PhaseVerifier,
     SpecCascadeVerifier,
     StaticEnsembleVerifier,
     TopKRelaxedVerifier,
     TypicalAcceptanceVerifier,
     build_verifier,
 )
-from tests.verifier_cases import make_block
+from hf_diversed.verifiers.names import base_name, family
+from tests.verifier_cases import make_block, random_head
 
 
 @pytest.mark.parametrize(
@@ -40,6 +45,22 @@ from tests.verifier_cases import make_block
         (lambda: TopKRelaxedVerifier(3, 1.5), r"`delta` must lie in \[0, 1\], got 1.5"),
         (lambda: MarsVerifier(1.1), r"`theta` must lie in \[0, 1\], got 1.1"),
         (lambda: SpecCascadeVerifier("opt", float("nan")), r"`alpha` must lie in \[-inf, inf\], got nan"),
+        (lambda: DiversedVerifier(random_head(), 1.5), r"`strictness` must lie in \[0, 1\], got 1.5. 0 accepts every"),
+        (
+            lambda: DiversedVerifier(random_head(), []),
+            "`strictness` must be one value or one per row, got an empty list",
+        ),
+        (
+            lambda: DiversedVerifier(random_head(), max_bias=-0.1),
+            r"`max_bias` must lie in \[0, 1\], got -0.1. 0 is loss",
+        ),
+        (
+            lambda: DiversedVerifier(random_head(), max_ratio=0.5),
+            r"`max_ratio` must lie in \[1, inf\], got 0.5. .* 2 all",
+        ),
+        (lambda: PhaseVerifier(LosslessVerifier(), begin=1, end=1), "different tokens, got 1 for both"),
+        (lambda: PhaseVerifier(LosslessVerifier(), begin=-1, end=1), "`begin` must be a token id, got -1"),
+        (lambda: FLyVerifier(window_size=0), "`window_size` must be an integer >= 1, got 0"),
     ],
 )
 def test_refuses_values_out_of_range(make, message: str):
@@ -90,3 +111,21 @@ def test_refuses_text_without_a_known_verifier(spec: str, message: str):
     """Catches a typing error on the command line that selects another verifier, or ends in a traceback."""
     with pytest.raises(ValueError, match=message):
         build_verifier(spec)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "expected", "value"),
+    [
+        ("target", "target", "target", None),
+        ("static:0.7", "static", "static", 0.7),
+        ("spec_cascade:token_v3:0.5", "spec_cascade", "spec_cascade:token_v3", 0.5),
+        ("diversed", "diversed", "diversed", 0.5),
+        ("diversed@0.25", "diversed", "diversed", 0.25),
+        ("diversed:org/head@main", "diversed", "diversed:org/head@main", 0.5),
+        ("diversed:org/head@main@0.7", "diversed", "diversed:org/head@main", 0.7),
+    ],
+)
+def test_parts_of_a_name(text, name, expected, value):
+    """Catches a revision read as a strictness, and a rule of SpecCascade read as its parameter."""
+    assert base_name(text) == name
+    assert family(text) == (expected, value)

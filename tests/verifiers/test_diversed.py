@@ -110,21 +110,6 @@ def test_refuses_before_the_first_forward(changes: dict, message: str):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"strictness": 1.5}, r"`strictness` must lie in \[0, 1\], got 1.5. 0 accepts every draft"),
-        ({"strictness": []}, "`strictness` must be one value or one per row, got an empty list"),
-        ({"max_bias": -0.1}, r"`max_bias` must lie in \[0, 1\], got -0.1. 0 is lossless"),
-        ({"max_ratio": 0.5}, r"`max_ratio` must lie in \[1, inf\], got 0.5. .* 2 allows at most twice the target"),
-    ],
-)
-def test_refuses_values_out_of_range(arguments: dict, message: str):
-    """Catches a setting for which v is not a distribution."""
-    with pytest.raises(ValueError, match=message):
-        DiversedVerifier(head_for(), **arguments)
-
-
-@pytest.mark.parametrize(
     ("made_for", "message"),
     [
         ({"base_model_name_or_path": "org/a"}, "trained with another target model (org/a): this one is org/target"),
