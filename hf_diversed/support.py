@@ -1,6 +1,6 @@
 """All facts about models, logits processors and releases of transformers: tables first, then functions.
 
-`tests/test_compat.py` fails if a release of transformers changes one of the internals that this module reads.
+`make test-newest` fails if a release of transformers changes one of the internals that this module reads.
 """
 
 import functools

@@ -55,6 +55,14 @@ def test_import_alone_loads_neither_torch_nor_transformers():
     )
 
 
+def test_verifiers_load_torch_only():
+    """Catches an import of transformers, which is slow and adds version constraints to a serving engine."""
+    names = ("sampling", "blocks", "features", "verifiers", "serving.vllm.logits")
+    heavy = {"transformers", "peft", "accelerate", "huggingface_hub", "tokenizers", "safetensors", "datasets"}
+    modules = ", ".join(f"hf_diversed.{name}" for name in names)
+    run(f"import sys, {modules}\nassert not {heavy} & set(sys.modules)", HF_DIVERSED_NO_HOOK="1")
+
+
 @pytest.mark.parametrize(
     "first",
     [

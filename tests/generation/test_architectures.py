@@ -143,6 +143,7 @@ def test_logits_after_rollback_are_fresh_logits(pair):
         with module_inputs(model.model.get_output_embeddings()) as seen:
             block, hidden = model(ids[rows, columns], PerRow(starts, at), keep=width)
         assert torch.equal(hidden, seen[0][:, -width:])
+        assert hidden.shape[-1] == support.hidden_width(target)
         logits[rows, columns] = block
         starts = [min(start + step, total - width) for start, step in zip(starts, next(steps))]
 

@@ -49,7 +49,7 @@ from tests.tiny import (
 from tests.verifier_cases import VERIFIER_CASES
 
 
-PROMPT, NEW, NARROW, WIDE = 12, 12, 48, 80
+PROMPT, NEW = 12, 12
 SOME_ENDS = [EOS, 9, 17, 26, 33, 41, 50, 57]  # EOS ids with which rows end at different lengths
 ENGINES = {"eager": {}, "static": STATIC, "traced": TRACED}
 
@@ -64,7 +64,6 @@ class Run(NamedTuple):
 
 ONE, BATCH, STATIC_BATCH = Run("eager", "draft", 1), Run("eager", "draft", 4), Run("static", "draft", 3)
 LOOKUP, STATIC_LOOKUP = Run("eager", "lookup", 4), Run("static", "lookup", 3)  # a fourth row is added to three
-NARROW_DRAFT, WIDE_DRAFT = Run("eager", "narrow", 4), Run("eager", "wide", 4)
 EVERYWHERE = [
     *(ONE, BATCH, STATIC_BATCH, LOOKUP, STATIC_LOOKUP),
     *(Run("eager", "same", 4), Run("eager", "copies", 1), Run("eager", "copies", 4)),
@@ -314,7 +313,7 @@ PROCESSORS = [
 ]  # fmt: skip
 
 
-# Verifiers, each at three temperatures.
+# Verifiers and temperatures.
 
 
 MAKERS = {
@@ -341,29 +340,30 @@ SETTINGS = {
 }
 
 
-def runs_of(name: str, setting: str):
-    """Yield where a verifier is run; sources without a draft model serve only some verifiers."""
-    verifier = VERIFIERS[name]()
-    can_copy = not (verifier.needs_hidden_states or verifier.needs_draft_confidence)
-    runs = {"greedy": BATCH, "warped": STATIC_BATCH, "sampled": NARROW_DRAFT}
-    copied = {"greedy": Run("eager", "own", 4), "warped": STATIC_LOOKUP, "sampled": LOOKUP}
-    yield from (runs[setting], copied[setting]) if can_copy else (runs[setting],)
-    if name == "token-bounds" and setting == "warped":  # `tests/verifiers/test_tracing.py` traces all verifiers
-        yield Run("traced", "shallow", 3)
-    if name == "static:0.3":
-        yield from (ONE, WIDE_DRAFT)
-
-
+# Sources that `tests/fuzz` does not have: draft models of other vocabularies, the caller's generator, and tracing.
+NARROW, WIDE, OWN = (Run("eager", source, 4) for source in ("narrow", "wide", "own"))
 RELAXED = [
     Case(
         f"{name}, {setting}",
-        "State of another row, other draft lengths, raw distributions, wrong caches or masks.",
-        {"verifier": VERIFIERS[name], "max_new_tokens": 8, **call},
-        tuple(runs_of(name, setting)),
+        "Ids that one of the models lacks, raw distributions, and state of another row or of the call before.",
+        {"verifier": VERIFIERS[name], "max_new_tokens": 8, **SETTINGS[setting]},
+        runs,
         gamma=3,
     )
-    for name in VERIFIERS
-    for setting, call in SETTINGS.items()
+    for name, setting, runs in (
+        ("static:0.3", "sampled", (NARROW, WIDE, Run("static", "narrow", 3))),
+        ("static:0.3", "greedy", (NARROW, OWN)),
+        ("spec_cascade:token_v3:0.6", "warped", (NARROW, WIDE)),
+        ("diversed", "sampled", (NARROW,)),
+        ("token-bounds", "warped", (NARROW, Run("traced", "shallow", 3))),  # `test_tracing.py` traces all verifiers
+        ("contrastive", "warped", (NARROW,)),
+        ("phase", "sampled", (WIDE,)),
+        ("fuzzy:0.3:kl", "greedy", (WIDE, OWN)),
+        ("block", "warped", (NARROW,)),
+        ("fly:0.2:1", "sampled", (NARROW,)),
+        ("fly:0.2:1", "greedy", (OWN,)),
+        ("lenience:0.2", "greedy", (NARROW, OWN)),
+    )
 ]
 
 
@@ -394,7 +394,7 @@ def models(source: str):
         return shallow, tiny_draft(shallow, noise=0.15)
     draft = tiny_draft(target(), noise=0.15)
     if source in ("narrow", "wide"):
-        draft.resize_token_embeddings({"narrow": NARROW, "wide": WIDE}[source], mean_resizing=False)
+        draft.resize_token_embeddings({"narrow": 48, "wide": 80}[source], mean_resizing=False)
         with torch.no_grad():
             draft.get_output_embeddings().weight[VOCAB_SIZE:] = 2.0 * draft.get_output_embeddings().weight[18]
     return target(), draft
@@ -585,27 +585,11 @@ def test_tokens_are_those_of_the_naive_decoder(case: Case, run: Run, monkeypatch
 
 def references(source: str):
     """Return the target and the source of draft tokens for the naive decoder."""
-    lookups = {"lookup": (Lookup, 3), "own": (LastThree, 3)}
     draft = functools.partial(read, source, True)
-    if source in lookups:
-        kind, count = lookups[source]
-        draft = kind(VOCAB_SIZE, count, max_ngram_size=1, bans=lambda ids: torch.zeros(VOCAB_SIZE, dtype=torch.bool))
+    if source == "own":
+        draft = LastThree(VOCAB_SIZE, 3, 1, bans=lambda ids: torch.zeros(VOCAB_SIZE, dtype=torch.bool))
     return functools.partial(read, source, False), draft
 
 
 def read(source: str, is_draft: bool, ids, **_):
     return forward(source, is_draft, tuple(ids[0].tolist()))
-
-
-def test_settings_stay_with_their_rows(rows_left):
-    """Catches a strictness that moves to another row when finished rows are removed."""
-    (target, draft), inputs, strictness = models("draft"), prompts(4), [0.0, 0.3, 0.8, 1.0]
-    call = {"assistant_model": draft, "num_assistant_tokens": 4, "max_new_tokens": 24, "do_sample": False}
-    call |= {"return_dict_in_generate": True, "diversed_head": tiny_head(), "eos_token_id": SOME_ENDS}
-    together = target.generate(**inputs, **call, diversed_strictness=strictness)
-    assert rows_left
-    for row, value in enumerate(strictness):
-        alone = {name: values[row : row + 1] for name, values in inputs.items()}
-        expected = target.generate(**alone, **call, diversed_strictness=value)
-        assert torch.equal(together.sequences[row, : expected.sequences.shape[1]], expected.sequences[0])
-        assert together.stats.per_row[row].bias_sum == pytest.approx(expected.stats.bias_sum, abs=1e-5)

@@ -12,7 +12,7 @@ import transformers as tf
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 import hf_diversed
-from hf_diversed import StaticEnsembleVerifier
+from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, support
 from hf_diversed.generation import checks
 from tests import tiny, versions
 from tests.families.shrink import small_model
@@ -124,6 +124,7 @@ ROWS = [
     ("attention", {"target": "flash attention"}, 'flash_attention_2; attn_implementation="sdpa"'),
     ("gradient checkpointing", {"target": "recomputing"}, "model.eval()"),
     ("prompt learning", {"assistant_model": "prompt tuning"}, "draft; PROMPT_TUNING; LoRA"),
+    ("prompt learning", {"target": "prompt tuning"}, "target; PROMPT_TUNING"),
     ("adapters per row", {"target": "aLoRA"}, "alora_offsets; set_adapter"),
     ("adapters per row", {"target": "LoRA", "adapter_names": ["default", "__base__"]}, "adapter_names; set_adapter"),
     ("positions of the batch", {"assistant_model": "bart"}, "draft BartForCausalLM; must be 1, got 2"),
@@ -239,6 +240,17 @@ def test_refused_by_name_before_any_forward(entry, call, words):
     last = list(traceback.walk_tb(raised.tb))[-1][0]
     raised_by_list = last.f_code is checks.refuse.__code__
     assert (last.f_locals["refusal"] if raised_by_list else None) is refusal
+
+
+def test_the_loop_refuses_the_callers_cache():
+    """Catches a cache that only the hook refuses. Before transformers 5.17 its length tells it from that of a call."""
+    cache = tf.DynamicCache()
+    cache.update(*torch.zeros(2, 2, 2, 3, 8), layer_idx=0)
+    ours = functools.partial(hf_diversed.diversed_decoding, assistant_model=pair()[1], verifier=LosslessVerifier())
+    with pytest.raises(ValueError, match="the caller's cache"):
+        pair()[0].generate(
+            **tiny.ragged_batch(2, 6), max_new_tokens=4, custom_generate=ours, **{support.CACHE_ARGUMENT: cache}
+        )
 
 
 def test_every_entry_has_a_row():

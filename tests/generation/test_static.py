@@ -23,6 +23,7 @@ from hf_diversed.generation.static import gamma_for
 from hf_diversed.verifiers import SpecCascadeVerifier
 from hf_diversed.verifiers.mixture import MixtureVerifier, Weights
 from tests.generation.modes import COMPILED, STATIC, TRACED, assert_same, decode, interrupt, run_untraced, shallow
+from tests.test_default_dtype import default_dtype
 from tests.tiny import ragged_batch, tiny_draft, tiny_head, tiny_model
 from tests.training.runs import tokenizer
 
@@ -335,13 +336,18 @@ CHANGES = {
 
 
 def test_compiled_functions_follow_changes_of_the_model(monkeypatch):
-    """Catches a change that compiled code does not follow, and functions that are never used again."""
+    """Catches a change that compiled code does not follow, functions that are never used again, and a cache of them
+    that keeps the model alive."""
     run_untraced(monkeypatch)
     target = adapted_model()
     assert decode((target, None), TRACED, **LOOKUP).stats.compile.num_compiled == 2
     for name, (change, is_compiled) in CHANGES.items():
         change(target.get_base_model() if "adapter" not in name else target)
         assert decode((target, None), TRACED, **LOOKUP).stats.compile.num_compiled == is_compiled, name
+    model = weakref.ref(target)
+    del target
+    gc.collect()
+    assert model() is None
 
 
 def test_compiled_functions_read_the_tensors_of_the_call(pair):
@@ -359,22 +365,15 @@ def test_compiled_functions_read_the_tensors_of_the_call(pair):
 
 
 @contextmanager
-def default_dtype():
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-@contextmanager
 def threads():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: 7)
         yield
 
 
-@pytest.mark.parametrize("state", [default_dtype, threads, torch.inference_mode, lambda: torch.autocast("cpu")])
+@pytest.mark.parametrize(
+    "state", [lambda: default_dtype(torch.float64), threads, torch.inference_mode, lambda: torch.autocast("cpu")]
+)
 def test_global_settings_compile_anew(pair, state, monkeypatch):
     """Catches generated code that keeps a setting or a mode of its first call."""
     run_untraced(monkeypatch)
@@ -441,17 +440,6 @@ def test_a_changed_generation_config_compiles_nothing(pair, monkeypatch):
     target.generation_config.stop_strings = ["never"]
     out = decode((target, draft), TRACED, tokenizer=tokenizer())
     assert (out.stats.engine, out.stats.compile.num_compiled) == ("compiled", 0)
-
-
-def test_compiled_functions_are_freed_with_their_model(monkeypatch):
-    """Catches a cache that keeps models alive."""
-    run_untraced(monkeypatch)
-    target = adapted_model()
-    assert decode((target, None), TRACED, **LOOKUP).stats.compile.num_compiled == 2
-    model = weakref.ref(target)
-    del target
-    gc.collect()
-    assert model() is None
 
 
 def test_keys():
