@@ -1,5 +1,6 @@
 """Edge cases: equal distributions, zero and denormal probabilities, ties, both ends of every setting."""
 
+import itertools
 from functools import partial
 
 import pytest
@@ -8,7 +9,13 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from hf_diversed.blocks import DraftOutput, TargetOutput
-from hf_diversed.verifiers import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier, Verifier
+from hf_diversed.verifiers import (
+    DiversedVerifier,
+    LosslessVerifier,
+    StaticEnsembleVerifier,
+    Verifier,
+    build_verifier,
+)
 from tests.verifier_cases import (
     DISTRIBUTION_CASES,
     DRAFT_WIDTH,
@@ -27,20 +34,22 @@ ROUNDING = 1e-6
 token_head = partial(random_head, features="distribution", token_features=True)
 
 
-def nan_verifier(per_token: bool, **setting) -> DiversedVerifier:
-    """Return a verifier whose head's output is NaN, as finite weights of 1e38 cause."""
+def of_head(per_token: bool, is_nan: bool, **setting) -> DiversedVerifier:
+    """Return a verifier with a head whose output may be NaN, as finite weights of 1e38 cause."""
     head = token_head() if per_token else random_head()
-    head.out.weight.data.fill_(torch.nan)
+    if is_nan:
+        head.out.weight.data.fill_(torch.nan)
     return DiversedVerifier(head, **setting)
 
 
-LOSSLESS_SETTINGS = ({"strictness": 1.0}, {"max_bias": 0.0}, {"max_ratio": 1.0})
-NAN_HEADS = {
-    f"nan, {'token, ' if per_token else ''}{next(iter(setting))}": partial(nan_verifier, per_token, **setting)
-    for per_token in (False, True)
-    for setting in LOSSLESS_SETTINGS
+SPECS = ("static:1", "lenience:1", "spec_cascade:diff:-1", "lossy:0", "lossy:0:1", "fuzzy:0", "contrastive:0:0")
+LOSSLESS = {spec: partial(build_verifier, spec) for spec in SPECS} | {
+    f"{'token ' if per_token else ''}{name}{', nan' if is_nan else ''}": partial(
+        of_head, per_token, is_nan, **{name: value}
+    )
+    for name, value in (("strictness", 1.0), ("max_bias", 0.0), ("max_ratio", 1.0))
+    for per_token, is_nan in itertools.product([False, True], repeat=2)
 }
-LOSSLESS = NAN_HEADS | {case.id: case.make for case in VERIFIER_CASES if case.make().is_lossless(sampled=True)}
 PERMISSIVE = {
     "static": lambda: StaticEnsembleVerifier(0.0),
     "strictness": lambda: DiversedVerifier(random_head(), strictness=0.0),
@@ -83,15 +92,15 @@ def test_weight_zero_accepts_exactly_everything(name: str, sampled: bool):
     assert not sampled or (enumerate_emitted(verifier, draft, target).accept == 1.0).all()
 
 
-@pytest.mark.parametrize("name", NAN_HEADS)
-def test_a_setting_that_is_lossless_does_not_use_the_head(name: str):
-    """Catches NaN weights, 0 * NaN, where the setting alone decides. `test_is_lossless.py` has heads without NaN."""
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_strict_end_is_lossless(name: str):
+    """Catches a setting that is not lossless at its strict end: (1 - w) q remains, a gate opens, or ties differ."""
     draft, target = make_block()
-    exact, found = (enumerate_emitted(verifier, draft, target) for verifier in (LosslessVerifier(), NAN_HEADS[name]()))
+    exact, found = (enumerate_emitted(verifier, draft, target) for verifier in (LosslessVerifier(), LOSSLESS[name]()))
     torch.testing.assert_close(found.accept, exact.accept, rtol=0.0, atol=ROUNDING)
     torch.testing.assert_close(found.emitted, exact.emitted, rtol=0.0, atol=ROUNDING)
     draft, target = make_block(sampled=False, rows=8)
-    assert torch.equal(greedy_tokens(NAN_HEADS[name](), draft, target), target.scores[:, :-1].argmax(-1))
+    assert torch.equal(greedy_tokens(LOSSLESS[name](), draft, target), target.scores[:, :-1].argmax(-1))
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
