@@ -14,7 +14,9 @@ from tests.commands import refused, run
 
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("demo", "train", "evaluate", "calibrate", "push", "serve")
+# The commands, and an option of each.
+COMMANDS = {"demo": "--repeats", "train": "--shots", "evaluate": "--methods", "calibrate": "--confidence"}
+COMMANDS |= {"push": "--tags", "serve": "--verifier"}
 HEAD = embedded_head("math")
 EVALUATE = "evaluate --task math --methods target,static:0.5 --num-examples 2"
 TRAIN = "train --task math --output-dir out"
@@ -52,11 +54,11 @@ def test_refusals(command, words, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_of_every_command(name):
-    """Catches help that fails, and an option without a description."""
+    """Catches help that fails or is empty, and an option without a description."""
     result = run(name, "--help")
     assert (result.exit_code, result.stderr) == (0, "")
     assert f"  {name}" in run("--help").stdout
-    assert "--debug" in result.stdout
+    assert {"--debug", COMMANDS[name]} <= set(result.stdout.split())
     assert not re.search(r"^  --[a-z-]+( <\w+>)?\n  --", result.stdout, re.MULTILINE)
 
 

@@ -136,16 +136,6 @@ def test_a_stop_string_does_not_begin_in_the_prompt(records, method):
     assert (lm.stats["word_problems"].num_rounds == 0) == (method == "target")
 
 
-def test_stop_strings_of_the_generation_config(records):
-    """Catches a call without the tokenizer that these need."""
-    lm = language_model(batch_size=1)
-    (whole,) = lm.generate_until(requests(records, 1), disable_tqdm=True)
-    lm.model.generation_config.stop_strings = [whole[3:5]]
-    (answer,) = lm.generate_until(requests(records, 1), disable_tqdm=True)
-    assert whole.startswith(answer)
-    assert whole.index(whole[3:5]) < len(answer) < len(whole)
-
-
 def test_the_strictness_reaches_the_head(records):
     """Catches a strictness that is dropped, and a draft model in another dtype."""
     head = str(WEIGHTS / "heads" / "math")

@@ -20,7 +20,7 @@ def speculative(**changes: Any) -> SimpleNamespace:
 def engine(settings: Any = None, speculative_config: Any = None, vocab_size: int = VOCAB) -> SimpleNamespace:
     """Return a `vllm.config.VllmConfig` with `settings` in `--additional-config`."""
     return SimpleNamespace(
-        additional_config={} if settings is None else {"hf_diversed": settings},
+        additional_config={"of_another_plugin": 1} if settings is None else {"hf_diversed": settings},
         speculative_config=speculative() if speculative_config is None else speculative_config,
         model_config=SimpleNamespace(get_vocab_size=lambda: vocab_size),
     )

@@ -10,23 +10,38 @@ from hf_diversed.tasks.code import STOP_POINTS, HumanEval, extract_code
 CODE = "def f(x):\n    return x\n"
 
 
-@pytest.mark.parametrize(
-    "completion",
-    [
-        CODE,
-        f"```python\n{CODE}```",
-        f"```python\r\n{CODE}```\r\nDone.",
-        f"```py\n{CODE}",
-        f"Here is it:\n\n```python\n{CODE}```\nIt returns x.\n```python\nprint(f(1))\n```",
-        f"{CODE}```\nThis closes what the prompt had opened.\n```python\n1/0\n```",
-        f"# Returns x.\n\n{CODE}```\nThis works.",
-        f"```python\n{CODE}if __name__ == '__main__':\n    f(input())\n```",
-        *(f"{CODE}{stop} rest\nof it" for stop in STOP_POINTS),
-    ],
-)
-def test_finds_the_code(completion: str):
-    """Catches prose in a program, later blocks of a model that continues, and the model's own calls after the code."""
-    assert extract_code(completion).replace("# Returns x.\n\n", "") == CODE
+AS_CODE = ("    return x\n", "\treturn x\n", "import re\n", "from a.b import c\n", "R = 3\n", '"""x"""\n')
+AS_PROSE = ("# Solution", "from here on we do this:", "if x == 3, then:", "Import this:", "define f:")
+INDENTED = "def f(x):\n    print(x)\n    assert x\n    return 'Question:'\n"
+CASES = [
+    (CODE, CODE),
+    (f"```python\n{CODE}```", CODE),
+    (f"```python\r\n{CODE}```\r\nDone.", CODE),
+    (f"```py\n{CODE}", CODE),
+    (f"Here is it:\n\n```python\n{CODE}```\nIt returns x.\n```python\nprint(f(1))\n```", CODE),
+    (f"{CODE}```\nThis closes what the prompt had opened.\n```python\n1/0\n```", CODE),
+    (f"# Returns x.\n\n{CODE}```\nThis works.", f"# Returns x.\n\n{CODE}"),
+    (f"```python\n{CODE}if __name__ == '__main__':\n    f(input())\n```", CODE),
+    *((f"{CODE}{stop} rest\nof it", CODE) for stop in STOP_POINTS),
+    # A first line of code is code, although a fenced block follows; a first line of prose is not.
+    *((f"{start}\n\nNow a test:\n```python\n1/0\n```", f"{start}\n\nNow a test:\n") for start in AS_CODE),
+    *((f"{start}\n```python\n{CODE}```", CODE) for start in AS_PROSE),
+    # Decoding can stop within a fenced block; indented or within a closed block, a stop point is code.
+    *(
+        (f"```python\nprint(1)\n{CODE}\n{stop}", f"print(1)\n{CODE}\n")
+        for stop in ("print(", "assert ", "Write a Python")
+    ),
+    (INDENTED, INDENTED),
+    (f"```python\nprint(1)\nassert True\n{CODE}```", f"print(1)\nassert True\n{CODE}"),
+    ("print(1)", ""),
+]
+
+
+@pytest.mark.parametrize(("completion", "code"), CASES)
+def test_finds_the_code(completion: str, code: str):
+    """Catches prose in a program, later blocks of a model that continues, the model's own calls after the code, and a
+    right answer that is cut, or dropped because a sentence before it begins with a keyword."""
+    assert extract_code(completion) == code
 
 
 @pytest.mark.parametrize("after", ["This returns x.", "def g():\n    pass", "```"])
@@ -34,36 +49,6 @@ def test_a_body_ends_at_the_next_line_without_indentation(after: str):
     """Catches a right body that fails because of the text after it."""
     body, record = "    y = [\n        x,\n\n    ]\n    return x\n\n", {"prompt": "def f(x):\n"}
     assert HumanEval().program(f"{body}{after}", record) == f"def f(x):\n{body}"
-
-
-@pytest.mark.parametrize(
-    "start", ["    return x\n", "\treturn x\n", "import re\n", "from a.b import c\n", "R = 3\n", '"""x"""\n']
-)
-def test_text_that_begins_as_code_is_code(start: str):
-    """Catches a function body that is dropped in favour of a later fenced block."""
-    assert extract_code(f"{start}\n\nNow a test:\n```python\n1/0\n```") == f"{start}\n\nNow a test:\n"
-
-
-@pytest.mark.parametrize(
-    "start", ["# Solution", "from here on we do this:", "if x == 3, then:", "Import this:", "define f:"]
-)
-def test_prose_that_looks_like_code_is_prose(start: str):
-    """Catches an answer that is dropped because the sentence before it begins with a keyword."""
-    assert extract_code(f"{start}\n```python\n{CODE}```") == CODE
-
-
-@pytest.mark.parametrize("stop", ["print(", "assert ", "Write a Python function to solve"])
-def test_a_stop_string_in_an_open_fence_is_not_code(stop: str):
-    """Catches a right answer that fails because decoding stopped within its fenced block."""
-    assert extract_code(f"```python\nprint(1)\n{CODE}\n{stop}") == f"print(1)\n{CODE}\n"
-
-
-def test_stop_points_count_at_the_margin_only():
-    """Catches a function that is cut at an indented print or assertion."""
-    code = "def f(x):\n    print(x)\n    assert x\n    return 'Question:'\n"
-    assert extract_code(code) == code
-    assert extract_code(f"```python\nprint(1)\nassert True\n{CODE}```") == f"print(1)\nassert True\n{CODE}"
-    assert extract_code("print(1)") == ""
 
 
 @given(st.text(alphabet="`\n\rdef x():if __name_print", max_size=60))

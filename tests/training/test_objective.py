@@ -34,10 +34,6 @@ INDEX = {prefix: i for i, prefix in enumerate(PREFIXES)}
 Prefix = tuple[int, ...]
 
 
-def policy_loss(*args, **settings) -> torch.Tensor:
-    return policy_terms(*args, **settings)[0]
-
-
 @dataclass(frozen=True)
 class Step:
     """One emitted token: its kind, the prefix, and, where needed, the draft token that it replaces."""
@@ -220,7 +216,7 @@ def test_policy_loss_has_that_gradient_at_ratio_1(process: Process):
     advantage = (process.probs * process.rewards).detach()
     for clip_range in (None, 0.2):
         logit = process.logit
-        loss = policy_loss(process.model, logit, logit, process.decisions, advantage, clip_range)
+        loss = policy_terms(process.model, logit, logit, process.decisions, advantage, clip_range)[0]
         assert relative_error(-process.gradient(loss) * len(process.leaves), exact) < TOLERANCE
 
 
@@ -322,22 +318,6 @@ def test_leave_one_out():
     assert two.tolist() == [2.0, 0.0, -2.0]
 
 
-def check_finite(model, rows, clip_range: float | None, gain: float) -> None:
-    """Values and gradients of everything, for decisions (accepted, p, q, tv, logit, old logit)."""
-    accepted, p, q, tv, new, old = zip(*rows)
-    decisions = record(accepted, p, q, tv, sequence=[0] * len(rows), dtype=torch.float32)
-    logit = torch.tensor(new, requires_grad=True)
-    coefs = {"acceptance_coef": 0.5, "clip_range": clip_range}
-    loss, metrics = diversed_loss(model, logit, torch.tensor(old), decisions, torch.tensor([gain]), **coefs)
-    terms = (type(model).log_prob, expected_acceptance)
-    values = [term(model, logit, decisions) for term in terms]
-    for value in [loss, *values]:
-        (slope,) = torch.autograd.grad(value.sum(), logit, retain_graph=True)
-        assert value.isfinite().all()
-        assert slope.isfinite().all()
-    assert all(value.isfinite() for value in metrics.values())
-
-
 @pytest.mark.parametrize("clip_range", [None, 0.2])
 @pytest.mark.parametrize("gain", [-30.0, 30.0])
 @every_model
@@ -345,9 +325,17 @@ def test_float32_stays_finite_in_every_corner(model, clip_range: float | None, g
     """Catches log 0, 0 / 0, exp overflow, 0 * inf behind a `where`: p = q, p = 0, q tiny, w rounded to 0 or 1."""
     corners = [0.0, 1e-45, 1e-38, 1e-7, 0.5, 1.0 - 2**-24, 1.0]
     logits = [-1e4, -120.0, -17.0, 0.0, 17.0, 120.0, 1e4]
-    check_finite(
-        model, list(itertools.product([False, True], corners, corners, [0.0, 1.0], logits, logits)), clip_range, gain
-    )
+    rows = list(itertools.product([False, True], corners, corners, [0.0, 1.0], logits, logits))
+    accepted, p, q, tv, new, old = zip(*rows)
+    decisions = record(accepted, p, q, tv, sequence=[0] * len(rows), dtype=torch.float32)
+    logit = torch.tensor(new, requires_grad=True)
+    coefs = {"acceptance_coef": 0.5, "clip_range": clip_range}
+    loss, metrics = diversed_loss(model, logit, torch.tensor(old), decisions, torch.tensor([gain]), **coefs)
+    for value in (loss, model.log_prob(logit, decisions), expected_acceptance(model, logit, decisions)):
+        (slope,) = torch.autograd.grad(value.sum(), logit, retain_graph=True)
+        assert value.isfinite().all()
+        assert slope.isfinite().all()
+    assert all(value.isfinite() for value in metrics.values())
 
 
 @every_model

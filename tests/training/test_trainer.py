@@ -80,10 +80,9 @@ def test_the_targets_own_reward_is_subtracted(tmp_path, coef):
 
 STEPS = {"max_steps": 16, "save_steps": 16, "logging_steps": 4}
 TOKEN = {"token_features": True, "head_features": "distribution"}
-every_head = pytest.mark.parametrize("kind", [{}, {**TOKEN, "initial_lenience": 0.5}], ids=["position", "token"])
 
 
-@every_head
+@pytest.mark.parametrize("kind", [{}, {**TOKEN, "initial_lenience": 0.5}], ids=["position", "token"])
 def test_constant_reward_increases_acceptance(tmp_path, kind):
     """Catches the acceptance term with the wrong sign: with a constant reward, the head must become permissive."""
     expected = history(runs.trained(tmp_path, runs.zero, learning_rate=0.5, **STEPS, **kind), "expected_acceptance")
