@@ -11,8 +11,9 @@ from tests.commands import refused, run, succeed
 
 
 @pytest.fixture
-def head(tmp_path):
-    """A copy of the embedded head."""
+def head(tmp_path, monkeypatch):
+    """A copy of the embedded head; two strictness values are tested."""
+    monkeypatch.setattr("hf_diversed.evaluation.calibrate.STRICTNESSES", (0.5, 0.05))
     return shutil.copytree(embedded_head("math"), tmp_path / "head")
 
 

@@ -56,18 +56,28 @@ def test_push_and_pull_elsewhere(hub, tmp_path):
 
 
 def test_a_folder_is_pushed(hub, folder, tmp_path):
-    """Catches pickles and other files of a training folder, dropped options, and local paths in published files."""
-    result = succeed("push", folder, REPO, "--tags", "one,two", "--license", "mit", "--commit-message", "Here")
-    assert f"{hub.endpoint}/{REPO}/commit/" in result.output
-    assert set(hub.files(REPO)) == FILES
-    assert hub.repositories[REPO].at("main").title == "Here"
-    card = ModelCard(hub.files(REPO)["README.md"].decode()).data
+    """Catches pickles and other files of a training folder, dropped options, a card that names another repository, and
+    local paths in published files."""
+    options = ("--tags", "one,two", "--license", "mit", "--commit-message", "Two", "--private", "--revision", "v2")
+    result = succeed("push", folder, "head", *options)
+    assert f"{hub.endpoint}/org/head/commit/" in result.output
+    repository = hub.repositories["org/head"]
+    assert repository.private
+    assert set(repository.branches) == {"main", "v2"}
+    assert repository.at("main").files == {}
+    assert repository.at("v2").title == "Two"
+    files = repository.at("v2").files
+    assert set(files) == FILES
+    text = files["README.md"].decode()
+    assert 'from_pretrained("org/head")' in text
+    assert b'"org/head", "v2"' in files["custom_generate/generate.py"]
+    card = ModelCard(text).data
     assert {"one", "two"} <= set(card.tags)
     assert card.license == "mit"
     assert card.base_model is None  # "my-target" is no id of the Hub
-    for path, content in hub.files(REPO).items():
+    for path, content in files.items():
         assert str(tmp_path).encode() not in content, path
-    assert json.loads(hub.files(REPO)["config.json"])["base_model_name_or_path"] == "my-target"
+    assert json.loads(files["config.json"])["base_model_name_or_path"] == "my-target"
 
 
 def test_a_folder_is_written_without_the_hub(folder, tmp_path, monkeypatch):
@@ -105,18 +115,6 @@ def test_an_evaluation_of_other_weights_is_refused(hub):
     with pytest.raises(ValueError, match=message):
         other.push_to_hub(REPO, evaluation=evaluation)
     assert hub.repositories == {}
-
-
-def test_private_branch_and_bare_name(hub, folder):
-    """Catches options that are dropped, also by the command, and a card that names another repository."""
-    succeed("push", folder, "head", "--private", "--revision", "v2", "--commit-message", "Two")
-    repository = hub.repositories["org/head"]
-    assert repository.private
-    assert set(repository.branches) == {"main", "v2"}
-    assert repository.at("v2").title == "Two"
-    assert "README.md" not in repository.at("main").files
-    assert 'from_pretrained("org/head")' in repository.at("v2").files["README.md"].decode()
-    assert b'"org/head", "v2"' in repository.at("v2").files["custom_generate/generate.py"]
 
 
 def test_every_way_to_name_a_head(hub):
