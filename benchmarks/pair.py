@@ -11,9 +11,9 @@ finished methods. `--parts 2` repeats this for the next `--num-examples` prompts
 all parts in which it is complete. To add methods to the published study, first copy `results/real/batches` to the
 output folder.
 
-`--seconds` times the methods instead, with the eager engine, and also transformers' assisted decoding with as many
-draft tokens per round (`upstream`). `qwen-coder-speed-<task>*.json` has seconds and tokens of each batch, by batch
-size. A sample is a timed turn.
+`--seconds` times the methods instead, with the eager engine, and also transformers' assisted decoding, with a constant
+number of draft tokens (`upstream`) and with its defaults (`transformers`). `qwen-coder-speed-<task>*.json` has seconds
+and tokens of each batch, by batch size. A sample is a timed turn.
 
 Sampling is at `--temperature`, by default from the models' full distributions; `--top-k` and `--top-p` truncate those
 of both. Temperature, top-k, top-p and repetition penalty of the models' generation configs are not used. Prompts use
@@ -26,6 +26,7 @@ score, ROUGE-2, and two checks for garbage, see `annotate`.
 """
 
 import argparse
+import copy
 import functools
 import gzip
 import itertools
@@ -120,11 +121,11 @@ def measure_parts(pair: Pair, arguments: argparse.Namespace) -> None:
 def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
     """Time the methods on each task's first prompts, by batch size."""
     named = [PLAIN, *(method for method in arguments.methods if method != PLAIN)]
-    upstream = Method("upstream", upstream=True)
+    upstream = [Method("upstream", upstream=True), DefaultAssistant("transformers", upstream=True)]
     for name in arguments.data:
         timings = []
         for size in arguments.batch_sizes:
-            methods = [PLAIN, upstream, *named[1:]] if size == 1 else named  # it supports one row only
+            methods = [PLAIN, *upstream, *named[1:]] if size == 1 else named  # they support one row only
             folder = part_folder(name, 0, arguments).with_name(f"seconds-{arguments.gamma}-{size}")
             results = measure(pair, name, 0, methods, arguments, folder, size)
             timings.append(
@@ -171,6 +172,17 @@ def shared_prefill() -> AbstractContextManager:
         finished[key] = inputs, copies
 
     return patch.object(RaggedModel, "prefill", copy_or_prefill)
+
+
+class DefaultAssistant(Method):
+    """transformers' assisted decoding with its defaults; `upstream` has a constant number of draft tokens instead."""
+
+    definition = "upstream(defaults)"
+
+    def generate_kwargs(self, draft: PreTrainedModel | None, num_assistant_tokens: int | None) -> dict[str, Any]:
+        shallow = copy.copy(draft)
+        shallow.generation_config = copy.deepcopy(draft.generation_config)  # transformers adapts it
+        return {"assistant_model": shallow}
 
 
 class UndraftedTarget(Method):

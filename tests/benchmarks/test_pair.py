@@ -148,7 +148,7 @@ def test_methods_are_timed_beside_the_target(run):
     options += ["--temperature", "0.7", "--top-k", "1"]
     (record,) = run(*options, "--methods", f"{PLAIN},{LOSSLESS}", name="speed-gsm8k-t0.7-k1")["records"]
     assert (record["num_assistant_tokens"], record["top_k"]) == (2, 1)
-    methods = [{PLAIN, "upstream", LOSSLESS}, {PLAIN, LOSSLESS}]  # transformers' at batch size 1 only
+    methods = [{PLAIN, "upstream", "transformers", LOSSLESS}, {PLAIN, LOSSLESS}]  # transformers' at batch size 1 only
     assert [set(part["methods"]) for part in record["seconds"]] == methods
     for part, num_batches in zip(record["seconds"], (2, 1)):
         for timed in part["methods"].values():
