@@ -246,7 +246,12 @@ class Decoder:
             **method.generate_kwargs(self.pair.draft, self.sampling.num_assistant_tokens),
             **kwargs,
         }
-        output, rows, seconds = timed_call(self.pair.target, seed, **options)
+        with seeded(seed, self.pair.target.device):
+            began = time.perf_counter()
+            output: Any = self.pair.target.generate(**options, return_dict_in_generate=True)
+            # Also synchronizes with the device.
+            rows = output.sequences[:, inputs["input_ids"].shape[1] :].tolist()
+            seconds = time.perf_counter() - began
         if not isinstance(output, GenerateDiversedOutput):
             return Decoded([row[: self._plain_length(row)] for row in rows], seconds, counter.num_rounds)
         assert output.stats is not None
@@ -305,16 +310,6 @@ def decode_calls(calls: Sequence[Call], description: str, progress: bool = True)
     interval = 0.1 if sys.stderr.isatty() else 30.0
     for call in tqdm(calls, description, unit="call", disable=not progress, mininterval=interval):
         yield call, call.decoder(call.method, call.prompts, call.seed)
-
-
-def timed_call(target: PreTrainedModel, seed: int, **kwargs) -> tuple[Any, list[list[int]], float]:
-    """Call `generate` with a seed; return its output, the new columns as lists with padding, and the seconds."""
-    width = kwargs["input_ids"].shape[1]
-    with seeded(seed, target.device):
-        began = time.perf_counter()
-        output = target.generate(**kwargs, return_dict_in_generate=True)
-        rows = output.sequences[:, width:].tolist()  # also synchronizes with the device
-        return output, rows, time.perf_counter() - began
 
 
 def encode(

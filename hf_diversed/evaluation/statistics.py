@@ -72,7 +72,9 @@ class Bootstrap:
 
         A mean is such a ratio: the sum of scores over the number of samples.
         """
-        return _divide(self.totals(numerators), self.totals(denominators))
+        above, below = self.totals(numerators), self.totals(denominators)
+        known = below != 0
+        return np.where(known, above / np.where(known, below, 1.0), np.nan)
 
     @staticmethod
     def estimate(statistic: np.ndarray) -> Estimate:
@@ -278,8 +280,3 @@ def _cost(table: MethodTable) -> dict:
         "seconds_per_sample": table.seconds / num_rows,
         "tokens_per_second": num_tokens / table.seconds if table.seconds else None,
     }
-
-
-def _divide(numerators: np.ndarray, denominators: np.ndarray) -> np.ndarray:
-    known = denominators != 0
-    return np.where(known, numerators / np.where(known, denominators, 1.0), np.nan)

@@ -295,13 +295,14 @@ def describe_round(round: Round) -> TokenRecords:
     }
     tv = total_variation(target.probs()[:, :-1], draft.probs()) if trace.tv is None else trace.tv
     strict_prob = _strict_prob(draft, trace, round)
+    assert target.raw_logits is not None, "kept where records are described"
     return TokenRecords(
         tokens=tokens,
         source=source,
         relaxed=_is_relaxed(strict_prob, round),
         weight=at_draft_positions(trace.weight),
         p=p,
-        raw_p=_raw_prob(target, tokens),
+        raw_p=BlockOutput(target.raw_logits).prob(tokens),
         q=q,
         tv=at_draft_positions(tv),
         bias=at_draft_positions(_bias(trace, tv, target)),
@@ -309,12 +310,6 @@ def describe_round(round: Round) -> TokenRecords:
         strict_prob=at_draft_positions(strict_prob),
         inputs=inputs,
     )
-
-
-def _raw_prob(target: TargetOutput, tokens: torch.Tensor) -> torch.Tensor:
-    """Return `TokenRecords.raw_p` of emitted tokens, long `[B, N]`."""
-    assert target.raw_logits is not None, "kept where records are described"
-    return BlockOutput(target.raw_logits).prob(tokens)
 
 
 def _bias(trace: Trace, tv: torch.Tensor, target: TargetOutput) -> torch.Tensor | None:
@@ -348,7 +343,7 @@ def _strict_prob(draft: DraftOutput, trace: Trace, round: Round) -> torch.Tensor
     """Return the lossless acceptance probability per draft token: float32 `[B, G]`, 0 or 1 in greedy decoding."""
     target, strict = round.target, trace.strict_prob
     if round.round_noise.uniforms is None:
-        return _is_best(draft, target).float()
+        return (target.scores[:, : draft.tokens.shape[1]].argmax(-1) == draft.tokens).float()
     return acceptance(target.prob(draft.tokens), draft.prob(draft.tokens)) if strict is None else strict
 
 
@@ -358,8 +353,3 @@ def _is_relaxed(strict_prob: torch.Tensor, round: Round) -> torch.Tensor:
     refused = (0.5 if uniforms is None else uniforms) >= strict_prob
     accepted = torch.arange(strict_prob.shape[1], device=refused.device) < round.num_accepted[:, None]
     return F.pad(refused & accepted, (0, 1))
-
-
-def _is_best(draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
-    """Return which draft tokens are the target's argmax, bool `[B, G]`."""
-    return target.scores[:, : draft.tokens.shape[1]].argmax(-1) == draft.tokens

@@ -93,13 +93,10 @@ class RaggedRows:
     def draft_limit(self, gamma: int) -> PerRow:
         """Maximum number of draft tokens per row: `gamma`, less near the last column that is read, and 0 in finished
         rows."""
-        spare = (self.readable - self.lengths.device).clamp_min(0)
-        return PerRow(self.draft_limit_on_host(gamma), spare.clamp_max(gamma).masked_fill(self.done, 0))
-
-    def draft_limit_on_host(self, gamma: int) -> list[int]:
-        """`draft_limit` on the host only."""
         spare = [max(self.readable - length, 0) for length in self.lengths.host]
-        return [min(gamma, most) if end is None else 0 for most, end in zip(spare, self.ends)]
+        host = [min(gamma, most) if end is None else 0 for most, end in zip(spare, self.ends)]
+        device = (self.readable - self.lengths.device).clamp(0, gamma)
+        return PerRow(host, device.masked_fill(self.done, 0))
 
     def write(self, offsets: torch.Tensor | int, tokens: torch.Tensor) -> None:
         """Write one token per row (long `[B]`), `offsets` columns after the row's length."""
