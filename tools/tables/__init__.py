@@ -1,7 +1,7 @@
 """The tables of README and documentation, by the name of their place on a page."""
 
-from tools.tables.quality import pair, published
-from tools.tables.speed import serving, speed
+from tools.tables.quality import published
+from tools.tables.speed import speed
 
 
-TABLES = {**pair(), **published(), **speed(), **serving()}
+TABLES = {**published(), **speed()}

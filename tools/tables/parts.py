@@ -157,7 +157,3 @@ def methods(study: str, *names: str | tuple[str, str], task: str = "") -> list[R
 ACCEPTED = Column("accepted / drafted", "acceptance_rate")
 PER_ROUND = Column("tokens per target forward", "block_efficiency", number)
 DROP = Column("points below the target", "quality_drop", tenths)
-
-
-def quality(header: str) -> Column:
-    return Column(header, "quality")

@@ -34,7 +34,8 @@ def _ratio_or_best(figure: Figure) -> str:
 
 
 def speed() -> dict[str, Table]:
-    """Return the tables of the time of rounds."""
+    """Return the tables of the time of rounds, and of vLLM."""
+    served = ("target", "lossless", "static:0.5", "lenience:0.3", "diversed (heads)", "diversed (mixture-heads)")
     verifiers = ("lossless", "lenience:0.3")
     lengths = [f"{verifier}:{length}" for verifier in verifiers for length in ("5", "confidence")]
     return {
@@ -92,16 +93,9 @@ def speed() -> dict[str, Table]:
             "unless a constant number is given; the best constant number of 3, 5 and 8 is the one with the most "
             "tokens per second. Data: {data}, `results/draft-lengths-bf16.json`.",
         ),
-    }
-
-
-def serving() -> dict[str, Table]:
-    """Return the tables of vLLM."""
-    names = ("target", "lossless", "static:0.5", "lenience:0.3", "diversed (heads)", "diversed (mixture-heads)")
-    return {
         "serving-acceptance": Table(
             "verifier",
-            methods("serving", *names),
+            methods("serving", *served),
             [
                 Column("accepted in vLLM", "acceptance_rate"),
                 Column("by `generate`", "generate_acceptance_rate"),
