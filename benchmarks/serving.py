@@ -193,7 +193,6 @@ def _generate(method: str, engine: str, problems: Sequence[Any]) -> tuple[Comple
 
 
 def _drafts(decoded: Decoded) -> list[Counted]:
-    assert decoded.stats is not None
     return [Counted(row.num_drafted, row.num_accepted) for row in decoded.stats.per_row]
 
 

@@ -78,7 +78,7 @@ def tokens_picture(pieces: Iterable[tuple[str, str]]) -> str:
     top = y + 2 * LINE
     for row, origin in enumerate(("draft", "relaxed", "residual", "bonus")):
         parts.append(_box(10, top + row * 22, 16, 16, origin, ""))
-        parts.append(_text(34, top + row * 22 + 13, ORIGINS[origin][1]))
+        parts.append(f'<text class="words" x="34" y="{top + row * 22 + 13}">{escape(ORIGINS[origin][1])}</text>')
     return _svg(TOKENS_WIDTH, top + 4 * 22 + 8, parts, "An answer; each token is coloured by its origin")
 
 
@@ -155,10 +155,6 @@ def _box(x: float, y: float, width: float, height: float, origin: str, text: str
     words = f'<text x="{x + width / 2:.1f}" y="{y + height / 2 + 5:.1f}" text-anchor="middle">{escape(text)}</text>'
     box = f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" rx="4" fill="{ORIGINS[origin][0]}"/>'
     return box + (words if text else "")
-
-
-def _text(x: float, y: float, words: str) -> str:
-    return f'<text class="words" x="{x}" y="{y}">{escape(words)}</text>'
 
 
 def _svg(width: float, height: float, parts: Iterable[str], title: str) -> str:

