@@ -57,11 +57,11 @@ def token_features(p: torch.Tensor, q: torch.Tensor, top: torch.Tensor, rank: to
     """Return five features of a token: log p/q, log p - log max p, log p, log q and log(1 + its rank under p).
 
     Logarithms are natural and clamped to at least -10; log p/q is also clamped to at most 0, above which the weight
-    has no effect. Ranks are clamped to 127.
+    has no effect.
 
     Args:
         p, q: float32 `[...]`, the token's probabilities under both models. top: float32, the highest p, broadcasts.
-        rank: float or long `[...]`, number of tokens with a higher p, at most 127.
+        rank: float or long `[...]`, number of tokens with a higher p, which callers clamp to at most 127.
 
     Returns:
         float32 `[..., 5]`.

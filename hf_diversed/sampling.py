@@ -67,8 +67,8 @@ def draw_noise(probs: torch.Tensor) -> torch.Tensor:
     """Return the random numbers that `draw` needs for a distribution `[B, V]`.
 
     A single row gets V numbers, as in `torch.multinomial`, so that a seed gives the tokens of transformers. Each of
-    several rows gets one number, which is about thirty times cheaper; on CPU and CUDA in double precision, as with the
-    2**24 numbers of float32, tokens of small probability are drawn too often or never.
+    several rows gets one number, which is about thirty times cheaper. It is float64 where possible: float32 has only
+    2**24 such numbers, so tokens of small probability would be drawn too often or never.
     """
     if probs.shape[0] == 1:
         return torch.empty_like(probs).exponential_()

@@ -130,7 +130,7 @@ def parse(words: list[str], config: Path | None = None) -> "tuple[TrainArguments
         raise ValueError(f"{config} must hold options of `hf-diversed train`, one `name: value` per line.")
     written: list[str] = []
     for name, value in recipe.items():
-        if value is not None:  # the default
+        if value is not None:  # null keeps the default
             values = value if isinstance(value, list) else [value]
             as_words = (item if isinstance(item, str) else json.dumps(item, default=str) for item in values)
             written += [f"--{name}", *as_words]

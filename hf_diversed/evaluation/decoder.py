@@ -117,15 +117,15 @@ class Method:
             if draft is None:
                 return {"prompt_lookup_num_tokens": gamma} | weight
             return {"assistant_model": constant_draft(draft, gamma)} | weight
-        static: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if self.compile_config is not None:
-            static = {"cache_implementation": "static", "compile_config": self.compile_config}
+            options = {"cache_implementation": "static", "compile_config": self.compile_config}
         if self.verifier is None:
-            return static
-        static["verifier"] = self.verifier
+            return options
+        options["verifier"] = self.verifier
         if draft is None:
-            return {"prompt_lookup_num_tokens": gamma} | static
-        return {"assistant_model": draft, "num_assistant_tokens": num_assistant_tokens} | static
+            return {"prompt_lookup_num_tokens": gamma} | options
+        return {"assistant_model": draft, "num_assistant_tokens": num_assistant_tokens} | options
 
 
 MethodLike = str | Method

@@ -53,9 +53,9 @@ from hf_diversed.generation.static import (
     StaticDrafter,
     StaticModel,
     StaticVerification,
-    cannot_serve,
     gamma_for,
     size_for,
+    why_not_static,
 )
 from hf_diversed.head import DiversedHead, load_head
 from hf_diversed.sampling import RandomSource
@@ -235,14 +235,14 @@ class Call:
     # Decisions, in the order of `__post_init__`.
 
     def _resolve_runner(self) -> None:
-        """Decide whether models run with fixed shapes, and whether they process all rows."""
+        """Decide whether every forward must contain all rows, and whether models run with fixed shapes."""
         self.keep_rows = any(support.has_user_code(model) for _, model in self.models)
         self.compiler: Compiler | None = None
         self.not_static = ""
         if self.generation_config.cache_implementation != "static":
             return
         rows = self.batch_size
-        reason = cannot_serve(self.model, self.draft, self.input_ids.shape[1])
+        reason = why_not_static(self.model, self.draft, self.input_ids.shape[1])
         if self.source is not None:
             reason = "candidate generators run in eager mode"
         if self.draft is not None and self.generation_config.prompt_lookup_num_tokens is not None:

@@ -268,11 +268,11 @@ def vocabularies(call: Any) -> str | None:
 
 
 def sources(call: Any) -> str | None:
-    """Return what a source of draft tokens of transformers or the caller, `call.source`, does not support."""
+    """Return why the candidate generator `call.source`, of transformers or of the caller, does not support a call."""
     source, config, own = call.source, call.generation_config, call.own_generators
     if source is None:
         return None
-    others = {
+    others = {  # other sources of draft tokens that the call also selects
         "assistant_model": call.assistant_model if source in (OWN, MTP) else None,
         MTP: config.use_mtp if source != MTP else None,
         f"speculation_type={config.speculation_type!r}": config.speculation_type if source != DFLASH else None,

@@ -30,7 +30,7 @@ Functions = dict[tuple, "CompiledFunction"]
 _compiled: "weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Functions]]" = weakref.WeakKeyDictionary()
 _warned: "weakref.WeakKeyDictionary[nn.Module, set[str]]" = weakref.WeakKeyDictionary()
 _compiling = threading.RLock()  # a compilation takes minutes
-_table = threading.Lock()  # of `_compiled`
+_compiled_lock = threading.Lock()
 
 
 def how_to_compile(config: GenerationConfig, device: torch.device) -> CompileConfig | None:
@@ -63,7 +63,7 @@ def warn_once(model: PreTrainedModel, message: str) -> None:
 
 def clear_compiled() -> None:
     """Free all compiled decoding functions. Other functions that `torch.compile` has compiled compile again, too."""
-    with _compiling, _table:
+    with _compiling, _compiled_lock:
         _compiled.clear()
         torch.compiler.reset()
 
@@ -221,12 +221,12 @@ class Compiler:
         self.stats = CompileStats()
 
     def kept_with(self, model: PreTrainedModel, key: Callable[[], Hashable]) -> Functions:
-        """Return the functions of earlier calls with this model in the same state and with the same key."""
+        """Return the functions of earlier calls with an equal key and state of this model; `run` adds new ones."""
         if self.config is None:
             return {}
-        own = key()
-        with _table:
-            return _compiled.setdefault(support.weak_key(model), {}).setdefault((self._state, own), {})
+        full_key = self._state, key()
+        with _compiled_lock:
+            return _compiled.setdefault(support.weak_key(model), {}).setdefault(full_key, {})
 
     def run(self, kept: Functions, function: Callable, shape: tuple, *args: Any) -> Any:
         """Return `function(*args)`. `shape` contains what is constant in the function: sizes, and other settings."""

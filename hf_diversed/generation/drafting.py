@@ -87,7 +87,7 @@ class Drafter(CandidateGenerator):
         """Return `input_ids`, long `[1, L]`, with up to `num_assistant_tokens` draft tokens, and their scores.
 
         Returns:
-            long `[1, L + N]`; and float32 `[1, N, V]`, the processed scores of q, or None where q is a point mass.
+            long `[1, L + N]`; and float32 `[1, N, V]`, the processed scores of q; None if N = 0 or q is a point mass.
         """
         self._append(input_ids)
         draft, counts = self.propose(self.rows.draft_limit(self.num_assistant_tokens))
@@ -294,14 +294,13 @@ class ModelDrafter(Drafter):
             and the number of draft tokens per row, at most `counts`. The rest of the block is padding.
         """
         rows = self.rows
-        if max(counts.host):
-            self.catch_up()
         if self.rule is not None:
             self.rule.begin(counts.host)
-        steps = self._steps(counts) if max(counts.host) else []
-        if not steps:
+        if not max(counts.host):
             self.skip(1)  # the token that this round emits
             return None, counts
+        self.catch_up()
+        steps = self._steps(counts)
         draft = join_steps(
             steps,
             counts.device,

@@ -228,14 +228,15 @@ def merge_records(rounds: list[RecordedRound], ends: list[int], prompt_length: i
             assert entry.records is not None
             starts, origins = torch.tensor(entry.starts), torch.tensor(entry.rows)
             remaining = torch.tensor(ends)[origins] - starts
-            count = torch.minimum(torch.tensor(entry.accepted) + 1, remaining)
-            rows, positions = (torch.arange(entry.records.tokens.shape[1]) < count[:, None]).nonzero(as_tuple=True)
+            num_emitted = torch.minimum(torch.tensor(entry.accepted) + 1, remaining)
+            is_emitted = torch.arange(entry.records.tokens.shape[1]) < num_emitted[:, None]
+            rows, positions = is_emitted.nonzero(as_tuple=True)
             columns = starts[rows] - prompt_length + positions
             for name, values in merged.items():
                 values[origins[rows], columns] = getattr(entry.records, name).cpu()[rows, positions].to(values.dtype)
-            for name, given in (entry.records.inputs or {}).items():
-                kept = inputs.setdefault(name, torch.zeros(*shape, *given.shape[2:], dtype=given.dtype))
-                kept[origins[rows], columns] = given.cpu()[rows, positions]
+            for name, values in (entry.records.inputs or {}).items():
+                merged_input = inputs.setdefault(name, torch.zeros(*shape, *values.shape[2:], dtype=values.dtype))
+                merged_input[origins[rows], columns] = values.cpu()[rows, positions]
     return TokenRecords(**merged, inputs=inputs or None)
 
 
@@ -290,12 +291,12 @@ def describe_round(round: Round) -> TokenRecords:
     def at_draft_positions(values: torch.Tensor | None) -> torch.Tensor:
         return nan if values is None else F.pad(values, (0, 1), value=float("nan")).masked_fill(is_bonus, float("nan"))
 
-    inputs = trace.inputs and {
+    inputs = trace.inputs and {  # one more position, in dimension 1
         name: F.pad(values, (0,) * (2 * values.ndim - 3) + (1,)) for name, values in trace.inputs.items()
     }
     tv = total_variation(target.probs()[:, :-1], draft.probs()) if trace.tv is None else trace.tv
     strict_prob = _strict_prob(draft, trace, round)
-    assert target.raw_logits is not None, "kept where records are described"
+    assert target.raw_logits is not None, "raw logits are kept in calls with token records"
     return TokenRecords(
         tokens=tokens,
         source=source,

@@ -91,10 +91,9 @@ class RaggedRows:
         return self.ends_device != RUNNING
 
     def draft_limit(self, gamma: int) -> PerRow:
-        """Maximum number of draft tokens per row: `gamma`, less near the last column that is read, and 0 in finished
-        rows."""
-        spare = [max(self.readable - length, 0) for length in self.lengths.host]
-        host = [min(gamma, most) if end is None else 0 for most, end in zip(spare, self.ends)]
+        """Return how many tokens each row may draft: `gamma`, fewer close to column `readable`, 0 in finished rows."""
+        room = [max(self.readable - length, 0) for length in self.lengths.host]
+        host = [min(gamma, most) if end is None else 0 for most, end in zip(room, self.ends)]
         device = (self.readable - self.lengths.device).clamp(0, gamma)
         return PerRow(host, device.masked_fill(self.done, 0))
 

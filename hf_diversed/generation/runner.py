@@ -69,12 +69,10 @@ class RaggedModel:
         return self._positions
 
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
-        """Fill the cache with prompt ids (long `[B, N]`, N may be 0). Without `keep_rows`, equal prompts share a row.
-
-        The model expands the 2D mask itself, except where `_needs_4d_mask`.
-        """
+        """Fill the cache with prompt ids (long `[B, N]`, N may be 0). Equal prompts share a row unless `keep_rows`."""
         length = input_ids.shape[1]
         input_ids, positions, prompt_mask = input_ids.to(self.device), self.positions(length), self._prompt_mask
+        # The first row of each group of equal prompts is processed; at the end the cache repeats it for its group.
         firsts = group_of_row = list(range(len(positions)))
         if len(positions) > 1 and not self._keep_rows:
             compared = [input_ids, positions[:, :length], *([] if prompt_mask is None else [prompt_mask])]
@@ -95,6 +93,8 @@ class RaggedModel:
         self, tokens: torch.Tensor, positions: torch.Tensor, prompt_mask: torch.Tensor | None, start: int
     ) -> None:
         """Run the model over prompt ids (long `[B, Q]`) at columns `start ..` of every row.
+
+        The model expands the 2D mask itself, except where `_needs_4d_mask`.
 
         Args:
             prompt_mask: long `[B, S]`, 0 at padding; None without padding.

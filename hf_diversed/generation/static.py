@@ -54,7 +54,7 @@ def pad_rows(values: torch.Tensor, size: int) -> torch.Tensor:
     return torch.cat([values, values[-1:].expand(missing, *values.shape[1:])]) if missing else values.contiguous()
 
 
-def cannot_serve(target: PreTrainedModel, draft: PreTrainedModel | None, prompt_length: int) -> str | None:
+def why_not_static(target: PreTrainedModel, draft: PreTrainedModel | None, prompt_length: int) -> str | None:
     """Return why a call cannot be decoded with static shapes; None if it can."""
     if prompt_length < 2:
         return "the prompt has one token, and filling the caches needs at least two"

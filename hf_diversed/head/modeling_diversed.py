@@ -121,7 +121,7 @@ class DiversedHead(PreTrainedModel):
             head.push_to_hub("org/head-mbpp", evaluation="mbpp.json", training="head-mbpp/provenance.json")
             ```
         """
-        hub = import_module("hf_diversed.hub")  # builds on heads
+        hub = import_module("hf_diversed.hub")  # late, because it imports this module
         return hub.push(self, repo_id, evaluation, training, **options)
 
     @torch.no_grad()
@@ -160,7 +160,7 @@ class DiversedHead(PreTrainedModel):
         Raises:
             ValueError: if an input that the configuration requires is missing or has a wrong width.
         """
-        values = self._values(target_hidden, draft_hidden, features)
+        values = self._join_inputs(target_hidden, draft_hidden, features)
         if self.needs_token:
             token = self._as_input("token", token, NUM_TOKEN_FEATURES)
             if token.ndim > values.ndim:
@@ -202,7 +202,7 @@ class DiversedHead(PreTrainedModel):
 
     def concatenate(self, token: torch.Tensor | None = None, **inputs: torch.Tensor | None) -> torch.Tensor:
         """Return the inputs of `forward` as one vector per position, float32 `[..., width]`, not standardized."""
-        values = self._values(**inputs)
+        values = self._join_inputs(**inputs)
         if self.needs_token:
             values = torch.cat([values, self._as_input("token", token, NUM_TOKEN_FEATURES)], dim=-1)
         return values
@@ -247,7 +247,7 @@ class DiversedHead(PreTrainedModel):
         below, above = self._token_logit(mean[:split], around).unbind()
         return (below - above).clamp_min(1.0)
 
-    def _values(
+    def _join_inputs(
         self,
         target_hidden: torch.Tensor | None = None,
         draft_hidden: torch.Tensor | None = None,

@@ -60,7 +60,7 @@ def render_card(
         ```
     """
     records = evaluation.get("records") or []
-    labels = (DIVERSED, f"{DIVERSED}@{config.strictness:g}", f"{DIVERSED}@{AS_TRAINED}")  # the first one measured
+    labels = (DIVERSED, f"{DIVERSED}@{config.strictness:g}", f"{DIVERSED}@{AS_TRAINED}")  # the first that was measured
     by_label = {record["method"]: record for record in reversed(records)}
     own: Record = next((by_label[label] for label in labels if label in by_label), {})
     target, draft = config.base_model_name_or_path, config.assistant_model_name_or_path

@@ -65,9 +65,9 @@ class Gsm8k(Task):
 def final_number(text: str) -> Fraction | None:
     r"""Return the number that a completion gives as its answer, or None.
 
-    In this order: the first line marked `#### x`, the last `\boxed{x}` that is not empty, which math-verify reads, the
-    last `answer is x` or `answer: x`, the last number. Thousands separators, currency and percent signs and trailing
-    periods are ignored. For an equation, the right-hand side is used. A box without a number gives None.
+    In this order: the first line marked `#### x`; the last `\boxed{x}`, unless it is empty; the last `answer is x` or
+    `answer: x`; the last number. Thousands separators, currency and percent signs and trailing periods are ignored.
+    For an equation, the right-hand side is used. A box without a number gives None.
     """
     text = _normalize(text)
     for statement in _MARKED.findall(text):
@@ -96,6 +96,7 @@ def _normalize(text: str) -> str:
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
+    """Return the number in a match of `_NUMBER`; None if it is too long or its denominator is 0."""
     if len(match[0]) > _LONGEST_NUMBER:
         return None
     top, bottom = (Fraction(part.replace(",", "")) for part in (match["top"], match["bottom"] or "1"))
@@ -111,14 +112,14 @@ def _first_number(statement: str) -> Fraction | None:
 
 
 def _boxed_number(rest: str) -> Fraction | None:
-    r"""Return the number in a box, from the text after `\boxed{`."""
+    r"""Return the number in a box, from the text after `\boxed{`. Read by math-verify, else by `_first_number`."""
     import math_verify
     import sympy
 
     words = _BOX_IN_WORDS.match(_TEXT.sub(r"\1", rest))
     if words and ":" in words[0]:  # a time of day or "Answer: 18", which math-verify reads as a ratio or a product
         return _first_number(words[0])
-    # Its time limit needs the main thread.
+    # math-verify's time limit works only in the main thread.
     limit = 5 if threading.current_thread() is threading.main_thread() else None
     latex = [math_verify.LatexExtractionConfig(boxed_match_priority=0)]
     found = math_verify.parse(f"{_BOX}{rest[:_LONGEST_BOX]}", latex, "no_fallback", parsing_timeout=limit)

@@ -9,6 +9,7 @@ LARGEST_STEP = 0.2  # of log c per batch of rollouts
 WINDOW = 2048  # rollouts in the running means
 MAX_EXCESS = 0.3  # excess drop at which `effective_coef` is 0
 _STALLED = 0.005  # smaller changes between the halves of the window are ignored
+_DROP, _ACCEPTANCE = 1, 2  # columns of `Constraint.batches`
 
 
 @dataclass
@@ -51,23 +52,23 @@ class Constraint:
         """c, reduced linearly to 0 as the drop of the last two batches exceeds `max_drop` by up to `MAX_EXCESS`."""
         if not self.batches:
             return self.coef
-        excess = _mean(self.batches[-2:], 1) - self.max_drop
+        excess = _mean(self.batches[-2:], _DROP) - self.max_drop
         return self.coef * min(max(1.0 - excess / MAX_EXCESS, 0.0), 1.0)
 
     @property
     def drop(self) -> float:
         """Running mean of the drop; NaN before the first rollouts."""
-        return _mean(self.batches, 1)
+        return _mean(self.batches, _DROP)
 
     def _is_moving(self, rise: bool) -> bool:
-        """Return whether acceptance already increases (if c would rise) or the drop decreases (if c would fall)."""
+        """Return whether acceptance already rises (if c would rise) or the drop falls (if c would fall)."""
         middle = len(self.batches) // 2
-        if middle == 0:
+        if middle == 0:  # a single batch has no trend
             return True
         early, late = self.batches[:middle], self.batches[middle:]
         if rise:
-            return _mean(late, 2) > _mean(early, 2) + _STALLED
-        return _mean(late, 1) < _mean(early, 1) - _STALLED
+            return _mean(late, _ACCEPTANCE) > _mean(early, _ACCEPTANCE) + _STALLED
+        return _mean(late, _DROP) < _mean(early, _DROP) - _STALLED
 
 
 def _mean(batches: list[list[float]], column: int) -> float:

@@ -31,8 +31,8 @@ class TopKRelaxedVerifier(Verifier):
         chosen = scores.gather(-1, draft.tokens[..., None])
         among_best = (scores > chosen).sum(-1) < self.top_k
         prob = target.prob(draft.tokens)
-        near = (prob > 0.0) & (prob >= target.top_prob()[:, :-1] - self.delta)
-        # With top_k = 1 and tied best tokens only the argmax is accepted.
+        near = (prob > 0.0) & (prob >= target.top_prob()[:, :-1] - self.delta)  # delta may exceed max p
         is_best = draft.tokens == scores.argmax(-1)
+        # With top_k = 1, only the argmax of tied best tokens is accepted.
         kept = is_best | (among_best & near & (self.top_k > 1))
         return Verdict(kept.float(), target.probs if draft.sampled else target.at)

@@ -12,7 +12,7 @@ from hf_diversed.generation import loop, recurrent
 from hf_diversed.generation.call import open_model
 from hf_diversed.generation.rows import PerRow, RaggedRows
 from hf_diversed.generation.runner import RaggedModel
-from hf_diversed.generation.static import cannot_serve
+from hf_diversed.generation.static import why_not_static
 from tests import versions
 from tests.families.compare import prepare
 from tests.families.shrink import small_model
@@ -165,7 +165,7 @@ def test_static_engine_falls_back():
     out = decode(target, tiny_draft(target), cache_implementation="static")
     assert out.stats.engine == "eager"
     assert "recurrent states" in out.stats.engine_reason
-    assert cannot_serve(tiny_model("llama"), target, prompt_length=9) is not None
+    assert why_not_static(tiny_model("llama"), target, prompt_length=9) is not None
 
 
 def test_logits_narrower_than_the_output_embedding():

@@ -145,7 +145,8 @@ class Deployment:
         name = values.pop("verifier", self.names[0])
         if name not in self.names:
             raise ValueError(
-                f"`{PREFIX}verifier` must be one of {', '.join(self.names)}, got {name!r:.200}; `choices` adds more."
+                f"`{PREFIX}verifier` must be one of {', '.join(self.names)}, got {name!r:.200}; add others "
+                "to the deployment's `choices`."
             )
         index = self.names.index(name)
         known = self.settings_of(index)
