@@ -102,19 +102,13 @@ class Recorder:
         requested: additional return values of the call: any of "records", "scores", "logits".
     """
 
-    def __init__(
-        self,
-        prompt_length: int,
-        verifier: Verifier,
-        streamer: BaseStreamer | None,
-        requested: set[str],
-    ):
+    def __init__(self, prompt_length: int, verifier: Verifier, streamer: BaseStreamer | None, requested: set[str]):
         self.prompt_length, self.streamer, self.requested = prompt_length, streamer, requested
         self.strictnesses = verifier.strictness_per_row()
         self.rounds: list[RecordedRound] = []
         self._describes = "records" in requested or isinstance(streamer, RoundStreamer)
         self._columns: dict[str, list[torch.Tensor]] = {name: [] for name in ("scores", "logits") if name in requested}
-        self._streamed_forwards = (0, 0)
+        self._streamed_forwards = (0, 0)  # target and draft forwards in the statistics streamed so far
 
     def add(self, recorded: RecordedRound, round: Round) -> None:
         """Record a round. `recorded` has its counts; the tensors are added here."""

@@ -235,7 +235,7 @@ class DiversedTrainer(Trainer):
         return self.args.acceptance_coef if self.constraint is None else self.constraint.effective_coef
 
     def _facts(self, rows: Rows, rollouts: Rollouts) -> list[Facts]:
-        """Return for each rollout its rewards, its drop against the target, counts, accepted share and length."""
+        """Return per rollout its rewards, drop against the target, counts, accepted share, length and clipping."""
         facts: list[Facts] = self._score(rows, rollouts.completions, rollouts.completion_ids)
         shares = accepted_share(rollouts.decisions).tolist()
         for index, (row, fact) in enumerate(zip(rows, facts)):
