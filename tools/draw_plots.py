@@ -21,6 +21,7 @@ HEADS = {
     f"diversed:{PUBLISHED_HEAD}": "diversed, token head",
     "diversed:results/real/token-head-mbpp": "diversed, token head",
     "diversed:results/real/token-head-scitldr": "diversed, token head that accepts more",
+    "diversed:results/real/mixture-head-scitldr": "diversed, mixture head",
 }
 # Methods without a row in the tables next to the plots.
 LEFT_OUT = ("block:lossless", "diversed:results/real/head-mbpp", "diversed:results/real/hidden-head-mbpp")

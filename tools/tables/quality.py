@@ -171,6 +171,7 @@ def summaries() -> str:
     heads = (
         (f"diversed:{PUBLISHED_HEAD}", "`diversed`, token head"),
         ("diversed:results/real/token-head-scitldr", "`diversed`, token head that accepts more"),
+        ("diversed:results/real/mixture-head-scitldr", "`diversed`, mixture head on hidden states"),
     )
     scores = {"ROUGE-1": "rouge1", "ROUGE-2": "quality", "ROUGE-L": "rougeL"}
     speed, prefill = "qwen-coder-speed-scitldr", "qwen-coder-speed-scitldr-prefill"
@@ -197,7 +198,7 @@ def summaries() -> str:
     )
     above_static = Table(
         "points above a fixed weight with the same acceptance rate",
-        methods(study, *LENIENCE, heads[0]),
+        methods(study, *LENIENCE, heads[0], heads[2]),
         [Column(name, metric, tenths, minus="static") for name, metric in scores.items()],
         "The same abstracts; 95% intervals. Scores of fixed weights are interpolated between `static:0.5` and "
         "`static:0.2`; a head that accepts more than both is left out.",
