@@ -335,7 +335,7 @@ class StaticVerification:
         """Return how the rounds were run, as fields of `SpeculativeStats`."""
         compiler = self._compiler
         if compiler.config is None:
-            return {"engine": "static", "engine_reason": "compilation is off: pass compile_config="}
+            return {"engine": "static"}
         compiler.report()
         not_verified = f"verification is not compiled: {self._why_not}" if self._why_not else ""
         return {

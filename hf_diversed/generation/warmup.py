@@ -101,7 +101,8 @@ def _decode(model: PreTrainedModel, rows: int, length: int, options: dict[str, A
         prompts = torch.randint(ids, (rows, length)).to(model.device)
         output = model.generate(input_ids=prompts, attention_mask=torch.ones_like(prompts), **options)
     if not output.stats.compile.num_used:
-        raise ValueError(f"nothing was compiled; such calls run uncompiled: {output.stats.engine_reason}.")
+        reason = output.stats.engine_reason or "compilation is off: pass compile_config="
+        raise ValueError(f"nothing was compiled; such calls run uncompiled: {reason}.")
     return output.stats.compile
 
 
