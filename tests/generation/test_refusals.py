@@ -243,7 +243,7 @@ def test_refused_by_name_before_any_forward(entry, call, words):
 
 
 def test_the_loop_refuses_the_callers_cache():
-    """Catches a cache that only the hook refuses. Before transformers 5.17 its length tells it from that of a call."""
+    """Catches a cache that only the hook refuses. Before transformers 5.17 it is recognized by its length."""
     cache = tf.DynamicCache()
     cache.update(*torch.zeros(2, 2, 2, 3, 8), layer_idx=0)
     ours = functools.partial(hf_diversed.diversed_decoding, assistant_model=pair()[1], verifier=LosslessVerifier())
