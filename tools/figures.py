@@ -44,7 +44,8 @@ def figures(study: str) -> tuple[Figure, ...]:
         FileNotFoundError: if the study was not measured.
     """
     found = json.loads(_path(study).read_text())
-    return tuple(_READERS.get(study, _evaluation)(study, found))
+    read = _speed if study.startswith("qwen-coder-speed-") else _READERS.get(study, _evaluation)
+    return tuple(read(study, found))
 
 
 def _path(study: str) -> Path:
@@ -148,10 +149,6 @@ def _compiled(study: str, found: Row) -> Iterator[Figure]:
 
 
 _READERS: dict[str, Callable[[str, Row], Iterator[Figure]]] = {
-    **{
-        f"qwen-coder-speed-{name}": _speed
-        for name in ("scitldr", "scitldr-prefill", "mbpp-t0", "gsm8k-t0", "batch8-t0", "mbpp-t0.7-k20-p0.8")
-    },
     "draft-lengths-counted": _counted,
     "compiled": _compiled,
     "serving": _serving,
