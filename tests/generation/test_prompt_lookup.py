@@ -95,3 +95,16 @@ def test_copies_before_a_draft_model(pair, max_copied):
     assert max(stats.num_drafted for stats in drafted) == 4
     assert max(stats.num_drafted for stats in copied) == max_copied
     assert sum(stats.num_rejected for stats in copied) > 0
+
+
+def test_rows_whose_neighbours_ended(pair):
+    """Catches a row that is searched from the first token of another row, after rows were removed."""
+    ids = torch.tensor([[5, 6, 7, 8, 9, 5, 6], [0, 0, 0, 0, 0, 0, 9]])
+    mask = torch.tensor([[1] * 7, [0] * 6 + [1]])
+    call = {"assistant_model": None, "verifier": "lossless", "prompt_lookup_num_tokens": 4, "do_sample": False}
+    alone = generate(pair, input_ids=ids[:1], attention_mask=mask[:1], **call, eos_token_id=None)
+    end = int(generate(pair, input_ids=ids[1:], attention_mask=mask[1:], **call, eos_token_id=None).sequences[0, 7])
+    assert end not in alone.sequences
+    order = torch.tensor([1, 1, 1, 0])  # three rows end after one token
+    batch = generate(pair, input_ids=ids[order], attention_mask=mask[order], **call, eos_token_id=end)
+    assert batch.stats.per_row[3].num_drafted == alone.stats.num_drafted
