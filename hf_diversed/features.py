@@ -83,12 +83,12 @@ def drafted_token_features(p: torch.Tensor, q: torch.Tensor, tokens: torch.Tenso
 
 
 def vocabulary_features(p: torch.Tensor, q: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield `token_features` of every token by chunks of the vocabulary: float32 `[..., C, 5]` from `[..., V]`.
+    """Yield `token_features` of every token, in chunks of C tokens of the vocabulary: float32 `[..., C, 5]`.
 
-    All features at once would take five times the memory of a distribution, and those of a hidden layer even more.
+    All features at once would take five times the memory of a distribution, and the head's hidden layer even more.
     """
     size = max(1, MAX_HELD // p[..., 0].numel())
     likeliest = p.topk(min(_LAST_RANK, p.shape[-1]), dim=-1).values.flip(-1).contiguous()
     for p_chunk, q_chunk in zip(p.split(size, dim=-1), q.split(size, dim=-1)):
-        not_likelier = torch.searchsorted(likeliest, p_chunk.contiguous(), right=True)
-        yield token_features(p_chunk, q_chunk, likeliest[..., -1:], likeliest.shape[-1] - not_likelier)
+        rank = likeliest.shape[-1] - torch.searchsorted(likeliest, p_chunk.contiguous(), right=True)
+        yield token_features(p_chunk, q_chunk, likeliest[..., -1:], rank)

@@ -20,7 +20,7 @@ SOURCES = {name: f"real/{name}.json" for name in ("qwen-coder-scitldr", "qwen-co
 HEADS = {
     f"diversed:{PUBLISHED_HEAD}": "diversed, token head",
     "diversed:results/real/token-head-mbpp": "diversed, token head",
-    "diversed:results/real/token-head-scitldr": "diversed, token head that accepts more",
+    "diversed:results/real/token-head-scitldr": "diversed, another token head",
     "diversed:results/real/mixture-head-scitldr": "diversed, mixture head",
 }
 # Methods without a row in the tables next to the plots.

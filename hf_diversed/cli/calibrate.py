@@ -105,10 +105,10 @@ def calibrate(
         max_quality_drop=max_quality_drop,
         confidence=confidence,
     )
-    found = tested[0].p_value <= 1.0 - confidence
+    found = tested[0].p_value <= 1.0 - confidence  # the strictest value is tested first
     if found:
         config = json_format.loads((head / "config.json").read_text(encoding="utf-8"))
-        values = {name: getattr(loaded.config, name) for name in ("strictness", "calibration")}
+        values = {name: getattr(loaded.config, name) for name in ("strictness", "calibration")}  # which `run` has set
         write_json(head / "config.json", config | values)
         (head / "evaluation.json").unlink(missing_ok=True)  # measured at the earlier default
     strictness = loaded.config.strictness if found else None
@@ -118,7 +118,7 @@ def calibrate(
         console.print(_table(tested, scored.metric, max_quality_drop))
     if not found:
         notes.print(f"No strictness was found for a drop of {max_quality_drop:g}, so the head is unchanged.")
-        notes.print("More prompts detect smaller drops.")
+        notes.print("With more prompts (--num-examples), smaller drops can be excluded.")
         raise typer.Exit(1)
     notes.print(
         f"The head's default strictness is now {strictness:g}: a drop of at most {max_quality_drop:g} at "

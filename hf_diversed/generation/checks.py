@@ -165,10 +165,11 @@ def _other_token(call: Any) -> dict[str, Any] | None:
 
 
 def _special_ids(*tokenizers: PreTrainedTokenizerBase) -> set[int]:
+    """Return all special ids, with added tokens that `all_special_ids` leaves out."""
     ids: set[int] = set()
-    for each in tokenizers:
-        ids.update(each.all_special_ids)
-        added = getattr(each, "added_tokens_decoder", None)
+    for tokenizer in tokenizers:
+        ids.update(tokenizer.all_special_ids)
+        added = getattr(tokenizer, "added_tokens_decoder", None)
         if isinstance(added, dict):  # a method in MistralCommonBackend
             ids.update(index for index, token in added.items() if token.special)
     return ids

@@ -81,7 +81,7 @@ def run_round(call: "Call", gamma: int) -> Round:
     """Draft up to `gamma` tokens per row, score them in one target forward, and verify them."""
     rows, verifier = call.rows, call.verifier
     draft, drafted = call.drafter.propose(rows.draft_limit(gamma))
-    unread, call.num_unread = call.num_unread, 1
+    unread, call.num_unread = call.num_unread, 1  # the first round may read the whole prompt
     block = rows.last(unread) if draft is None else torch.cat([rows.last(unread), draft.tokens], dim=1)
     scored = block.shape[1] - unread + 1
     logits, hidden = call.target(block, rows.lengths + (-unread), keep=scored)
@@ -89,13 +89,14 @@ def run_round(call: "Call", gamma: int) -> Round:
     scores = call.processor(rows, logits, offset=0, counts=rows.scored(drafted, scored))
     target = TargetOutput(scores, hidden, logits if call.keep_raw else None)
     round_noise = RoundNoise() if call.random_source is None else call.random_source.round_noise(scores)
+    # Verifiers that do not read the ids get the prompt, which costs no copy.
     needs_ids = verifier.needs_input_ids
-    text = rows.view(max(rows.lengths.host), rows.lengths) if needs_ids else rows.ids[:, : rows.prompt_length]
+    input_ids = rows.view(max(rows.lengths.host), rows.lengths) if needs_ids else rows.ids[:, : rows.prompt_length]
     checks = call.needs_check
     if draft is not None:
-        call.needs_check = False  # only the first verdict is validated
+        call.needs_check = False  # validate only the call's first verdict
     return (call.static or verify)(
-        verifier, text, draft, target, call.row_values, rows.eos_ids_device, round_noise, checks
+        verifier, input_ids, draft, target, call.row_values, rows.eos_ids_device, round_noise, checks
     )
 
 

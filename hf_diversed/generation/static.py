@@ -239,7 +239,7 @@ class StaticModel(RaggedModel):
 
 
 class StaticDrafter(ModelDrafter):
-    """A `ModelDrafter` whose steps are one function each, for processors that do not read the text."""
+    """A `ModelDrafter` that runs each step as one compiled function, for processors that do not read the text."""
 
     model: StaticModel
 
@@ -249,20 +249,22 @@ class StaticDrafter(ModelDrafter):
         self._settings = processors, self.vocab_size, self.random_source is None, self.keep_raw_logits
 
     def _steps(self, counts: PerRow) -> list[Step]:
+        """Draft the highest of the counts for all rows; without a rule that ends blocks."""
         rows, model, count = self.rows, self.model, max(counts.host)
         num_rows = len(rows.ids)
         model.make_room(max(rows.lengths.host) + count)
+        # The first step reads one or two tokens per row, the others one.
         columns = rows.lengths.device[:, None] + torch.arange(-2, count, device=model.device)
         scores_like = torch.empty(num_rows, self.vocab_size, dtype=torch.float32, device=rows.ids.device)
         feed, steps = rows.last(self._behind), list[Step]()
         for index in range(count):
             width = feed.shape[1]
-            at = columns[:, index + 2 - width : index + 2]
+            read = columns[:, index + 2 - width : index + 2]
             noise = None if self.random_source is None else self.random_source.draft_noise(scores_like)
-            found = model.run(StaticDrafter.step, (width, *self._settings), self, feed, at, noise)
-            if len(found[0]) > num_rows:
-                found = (None if values is None else values[:num_rows] for values in found)
-            steps.append(Step._make(found))
+            outputs = model.run(StaticDrafter.step, (width, *self._settings), self, feed, read, noise)
+            if len(outputs[0]) > num_rows:
+                outputs = (None if values is None else values[:num_rows] for values in outputs)
+            steps.append(Step._make(outputs))
             feed = steps[-1].tokens
         model.num_forwards += count
         rows.write_block(torch.cat([step.tokens for step in steps], dim=1))

@@ -93,7 +93,7 @@ class DiversedHead(PreTrainedModel):
                 "unexpected, or have another shape."
             )
         for values in (*head.parameters(), *head.buffers()):
-            values.data = values.data.clone()  # not in the mapped file, which may be written again
+            values.data = values.data.clone()  # out of the memory-mapped file, which may be overwritten later
         return (head, info) if output_loading_info else head
 
     def push_to_hub(

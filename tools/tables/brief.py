@@ -62,8 +62,8 @@ def render() -> str:
     sizes = "; ".join(f"{task.setting}, {figures(task.scores)[0].n} prompts" for task in TASKS)
     setting = (
         "Seconds per answer (batch size 1, two CPU threads), for summaries target forwards, and score of "
-        f"Qwen2.5-Coder 1.5B with 0.5B: {sizes}. Heads were trained on summaries, for a short time, and on code. "
-        "transformers' scores were not measured; it is lossless. [Intervals, more methods](docs/results.md)."
+        f"Qwen2.5-Coder 1.5B with 0.5B: {sizes}. One head was trained on summaries, for a short time, another on "
+        "code. transformers' scores were not measured; it is lossless. [Intervals, more methods](docs/results.md)."
     )
     return f"{markdown(['task', *METHODS.values()], rows)}\n\n{setting}"
 

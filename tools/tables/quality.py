@@ -169,28 +169,29 @@ def summaries() -> str:
     """Return the tables of summaries, with their heading."""
     study = "qwen-coder-scitldr"
     heads = (
-        (f"diversed:{PUBLISHED_HEAD}", "`diversed`, token head"),
-        ("diversed:results/real/token-head-scitldr", "`diversed`, token head that accepts more"),
+        (f"diversed:{PUBLISHED_HEAD}", "`diversed`, published token head"),
+        ("diversed:results/real/token-head-scitldr", "`diversed`, another token head"),
         ("diversed:results/real/mixture-head-scitldr", "`diversed`, mixture head on hidden states"),
     )
-    scores = {"ROUGE-1": "rouge1", "ROUGE-2": "quality", "ROUGE-L": "rougeL"}
+    scores = {"ROUGE-1": "rouge1", "ROUGE-2": "quality"}
     speed, prefill = "qwen-coder-speed-scitldr", "qwen-coder-speed-scitldr-prefill"
     columns = (
         ACCEPTED,
         PER_ROUND,
         Column("tokens/s", "tokens/s, batch 1", times, speed),
         Column("target forwards per answer", "mean_rounds", one_decimal),
+        Column("tokens per answer", "mean_tokens", count),
         *(Column(name, metric, tenths) for name, metric in scores.items()),
-        BELOW_EXACT._replace(header="ROUGE-2 below exact decoding"),
-        Column("answers with a word that no abstract has", "unknown_word"),
+        *(BELOW_EXACT._replace(header=f"{name} below exact decoding", metric=scores[name]) for name in scores),
+        Column("answers with an unknown word", "unknown_word"),
     )
     every_method = Table(
         "SciTLDR, temperature 1",
         methods("", "target", *UPSTREAMS, "lossless", *LENIENCE, *heads, "static:0.5", "static:0.2"),
         [column._replace(study=column.study or study) for column in columns],
         f"{figures(study)[0].n} abstracts, one answer each, float32, 5 draft tokens per round; 95% intervals "
-        f"clustered by prompt. {EXACT_NOTE} A word counts if its stem is in no abstract and no summary of the 800 "
-        "records; some of these words are correct. Tokens per second relative to `target`: "
+        f"clustered by prompt. {EXACT_NOTE} A word is unknown if its stem is in no abstract and no summary of the "
+        "800 records; some of these words are correct. Tokens per second relative to `target`: "
         f"{figures(speed)[0].n} of the abstracts, batch size 1, packed linear layers, two threads of a CPU without "
         f"bfloat16 instructions. They include the prefill, {seconds(prefill, 'target')} of {seconds(speed, 'target')} "
         f"per answer with `target` and {seconds(prefill, 'lossless')} of {seconds(speed, 'lossless')} with `lossless` "
@@ -199,9 +200,9 @@ def summaries() -> str:
     above_static = Table(
         "points above a fixed weight with the same acceptance rate",
         methods(study, *LENIENCE, heads[0], heads[2]),
-        [Column(name, metric, tenths, minus="static") for name, metric in scores.items()],
+        [Column(name, metric, tenths, minus="static") for name, metric in [*scores.items(), ("ROUGE-L", "rougeL")]],
         "The same abstracts; 95% intervals. Scores of fixed weights are interpolated between `static:0.5` and "
-        "`static:0.2`; a head that accepts more than both is left out.",
+        "`static:0.2`; the other token head accepts more than both and is left out.",
     )
     return f"### Summaries\n\n{every_method.render()}\n\n{above_static.render()}"
 

@@ -199,11 +199,11 @@ def _in_range(name: str, value: Any, low: float, high: float, meaning: str) -> f
 
 
 def _check_drafting(speculative: Any) -> bool:
-    """Return whether draft tokens are one-hot; refuse speculative configurations that are not served.
+    """Return whether draft tokens are one-hot; raise ValueError for speculative configurations that are not served.
 
     A draft token that is chosen without random numbers has a one-hot distribution given everything before it: the
-    text, the models' hidden states, and where the round began. Adaptive verification drops draft tokens by
-    confidences of the distributions before each, not of the tokens, so it does not bias what is emitted.
+    text, the models' hidden states, and where the round began. vLLM's adaptive verification is supported: it drops
+    draft tokens based on distributions, not on the sampled tokens, so it does not bias what is emitted.
     """
     if speculative is None:
         raise ValueError(

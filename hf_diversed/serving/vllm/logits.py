@@ -138,30 +138,30 @@ def verifier_logits(
     else:
         verdict = verifier(drafted, draft, target)
         accept_prob = torch.where(excluded, 0.0, verdict.accept_prob)
-        v, certain = _distribution(accept_prob, verdict.replacement(torch.zeros_like(tokens)), q, drafted)
+        v, certain = _emitted_probs(accept_prob, verdict.replacement(torch.zeros_like(tokens)), q, drafted)
     # The logarithm of many zeros is ten times slower than that of other numbers.
     logits = F.threshold(v.clamp_min_(_TINY).log_(), math.log(_TINY), -torch.inf, inplace=True)
     # A draft token with acceptance probability 1 gets all of v: rounding could otherwise reject it, with no residual.
     return logits.scatter_(-1, drafted, torch.where(certain, _CERTAIN, logits.gather(-1, drafted)))
 
 
-def _distribution(
+def _emitted_probs(
     accept_prob: torch.Tensor, residual: torch.Tensor, q: torch.Tensor, drafted: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return v and which draft tokens are accepted with certainty, bool `[N, 1]`.
+    """Return the emitted distribution v, and which draft tokens are accepted with certainty, bool `[N, 1]`.
 
     Args:
         accept_prob: `[N, 1]`. residual: unnormalised residual distribution, `[N, V]`.
     """
-    # If the residual distribution can return the rejected token, that counts as acceptance.
-    again = residual.gather(-1, drafted) / residual.sum(-1, keepdim=True)
-    accept_prob = torch.lerp(accept_prob, torch.ones_like(accept_prob), again)
-    of_draft = accept_prob * q.gather(-1, drafted)
+    # Emitting the draft token from the residual distribution equals accepting it, so its probability there is added.
+    redraw_prob = residual.gather(-1, drafted) / residual.sum(-1, keepdim=True)
+    accept_prob = torch.lerp(accept_prob, torch.ones_like(accept_prob), redraw_prob)
+    draft_mass = accept_prob * q.gather(-1, drafted)
     residual = residual.scatter(-1, drafted, 0.0)
     v = torch.minimum(q, residual * _HUGE)  # q where the residual is positive, else 0
-    rest = (1.0 - of_draft - v.sum(-1, keepdim=True)).clamp_min(0.0)
-    v = v.addcmul_(residual, rest / residual.sum(-1, keepdim=True).clamp_min(_TINY))
-    return v.scatter_(-1, drafted, of_draft), accept_prob >= 1.0
+    remaining_mass = (1.0 - draft_mass - v.sum(-1, keepdim=True)).clamp_min(0.0)
+    v = v.addcmul_(residual, remaining_mass / residual.sum(-1, keepdim=True).clamp_min(_TINY))
+    return v.scatter_(-1, drafted, draft_mass), accept_prob >= 1.0
 
 
 class _Given:
