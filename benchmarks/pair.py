@@ -13,7 +13,7 @@ output folder.
 
 `--seconds` times the methods instead, with the eager engine, and also transformers' assisted decoding, with a constant
 number of draft tokens (`upstream`) and with its defaults (`transformers`). `qwen-coder-speed-<task>*.json` has seconds
-and tokens of each batch, by batch size. A sample is a timed turn.
+and tokens of each batch, by batch size, such as `--batch-sizes 1,8`. A sample is a timed turn.
 
 Sampling is at `--temperature`, by default from the models' full distributions; `--top-k` and `--top-p` truncate those
 of both. Temperature, top-k, top-p and repetition penalty of the models' generation configs are not used. Prompts use
@@ -570,7 +570,7 @@ def _arguments() -> argparse.Namespace:
     add("--max-new-tokens", type=int, help="Longest answer, in tokens; by default it depends on the task.")
     add("--batch-size", default=16, type=int)
     add("--seconds", action="store_true", help="Time the methods instead; needs an idle machine.")
-    add("--batch-sizes", default=[1, 8], nargs="+", type=int, help="Batch sizes that are timed.")
+    add("--batch-sizes", default=[1, 8], type=lambda text: [int(size) for size in text.split(",")])
     add("--threads", type=int, help="Number of torch's threads.")
     add("--device", default="cpu")
     add("--dtype", default="bfloat16")

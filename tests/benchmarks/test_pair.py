@@ -144,7 +144,7 @@ def test_the_target_is_decoded_without_draft_tokens(run, tmp_path):
 
 def test_methods_are_timed_beside_the_target(run):
     """Catches a missing method or batch size, and times of another batch or sample."""
-    options = ["--seconds", "--gamma", "2", "--batch-sizes", "1", "2", "--samples-per-prompt", "2"]
+    options = ["--seconds", "--gamma", "2", "--batch-sizes", "1,2", "--samples-per-prompt", "2"]
     options += ["--temperature", "0.7", "--top-k", "1"]
     (record,) = run(*options, "--methods", f"{PLAIN},{LOSSLESS}", name="speed-gsm8k-t0.7-k1")["records"]
     assert (record["num_assistant_tokens"], record["top_k"]) == (2, 1)
