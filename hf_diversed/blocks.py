@@ -96,14 +96,7 @@ class DraftOutput(BlockOutput):
 
 @dataclass(eq=False)
 class TargetOutput(BlockOutput):
-    """The target model's block: N = G + 1 positions, the last one after all draft tokens.
-
-    Attributes:
-        untruncated: float32 `[B, N, V]`, logits after all processors but the warpers that truncate (top-k, top-p and
-            others of transformers); None unless requested, and in calls without such a warper.
-    """
-
-    untruncated: torch.Tensor | None = field(kw_only=True, default=None)
+    """The target model's block: N = G + 1 positions, the last one after all draft tokens."""
 
 
 @dataclass(frozen=True, eq=False)

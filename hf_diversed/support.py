@@ -46,9 +46,6 @@ WARPERS = frozenset(
     }
 )
 
-# Warpers that remove tokens from the distribution.
-TRUNCATING = WARPERS - {lp.TemperatureLogitsWarper}
-
 # Processors of single positions. They use neither prefix nor row, so one call processes a whole block. Top-h is not
 # included, as compiling it has not been tested.
 POINTWISE_PROCESSORS = (WARPERS - {lp.TopHLogitsWarper}) | {

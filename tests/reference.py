@@ -95,15 +95,13 @@ def naive_decoding(
     gamma,
     eos_id: int | Collection[int] | None = None,
     process: Process = lambda ids, scores: scores,
-    process_untruncated: Process | None = None,
     randomness: Randomness | None = None,
     stats: SpeculativeStats | None = None,
 ):
     """Decode one unpadded row (long `[1, S]`) by relaxed speculative decoding; returns long `[1, S + T]`.
 
     Greedy without `randomness`. Models return `.logits` and `.hidden_states`, or both as a pair; `draft` may be a
-    `Lookup`. `process` maps ids `[1, L]` and scores `[1, V]` of the next token to scores; `process_untruncated` does
-    the same without truncation, None if nothing truncates. Adds counts to `stats`.
+    `Lookup`. `process` maps ids `[1, L]` and scores `[1, V]` of the next token to scores. Adds counts to `stats`.
     """
     eos_ids = eos_id if isinstance(eos_id, Collection) else () if eos_id is None else (eos_id,)
     ids, limit, number = input_ids, input_ids.shape[1] + max_new_tokens, 0
@@ -117,12 +115,8 @@ def naive_decoding(
             block, q = _draft(draft, ids, room, eos_ids, process, noises if sampled else None)
         count, kept = block.shape[1] - ids.shape[1], 0
         raw, hidden = (values[:, -count - 1 :] for values in _read(target, block))
-        prefixes = [block[:, : ids.shape[1] + k] for k in range(count + 1)]
-        scores, untruncated = (
-            None if each is None else torch.stack([each(*at) for at in zip(prefixes, raw.transpose(0, 1))], dim=1)
-            for each in (process, process_untruncated)
-        )
-        p, verdict = TargetOutput(scores, hidden, raw, untruncated=untruncated), None
+        scores = [process(block[:, : ids.shape[1] + k], raw[0, k : k + 1]) for k in range(count + 1)]
+        p, verdict = TargetOutput(torch.stack(scores, dim=1), hidden, raw), None
         if count:
             verdict = verifier(ids, q, p)
             while kept < count and (uniforms[0, kept] if sampled else 0.5) < verdict.accept_prob[0, kept]:

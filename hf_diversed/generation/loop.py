@@ -86,12 +86,8 @@ def run_round(call: "Call", gamma: int) -> Round:
     scored = block.shape[1] - unread + 1
     logits, hidden = call.target(block, rows.lengths + (-unread), keep=scored)
     logits = logits.to(rows.ids.device)
-    counts, untruncated = rows.scored(drafted, scored), None
-    if draft is not None and draft.sampled and verifier.needs_untruncated:
-        scores, untruncated = call.processor.with_untruncated(rows, logits, offset=0, counts=counts)
-    else:
-        scores = call.processor(rows, logits, offset=0, counts=counts)
-    target = TargetOutput(scores, hidden, logits if call.keep_raw else None, untruncated=untruncated)
+    scores = call.processor(rows, logits, offset=0, counts=rows.scored(drafted, scored))
+    target = TargetOutput(scores, hidden, logits if call.keep_raw else None)
     round_noise = RoundNoise() if call.random_source is None else call.random_source.round_noise(scores)
     # Verifiers that do not read the ids get the prompt, which costs no copy.
     needs_ids = verifier.needs_input_ids

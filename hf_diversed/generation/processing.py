@@ -45,29 +45,11 @@ class BlockProcessor:
             counts: number of used positions per row; later positions may stay unprocessed.
         """
         for processor in self.processors:
-            scores = self._run(processor, rows, scores, offset, counts)
+            if type(processor) in support.POINTWISE_PROCESSORS:
+                scores = run_pointwise(processor, scores)
+            else:
+                scores = self._by_column(processor, rows, scores, offset, counts)
         return scores
-
-    def with_untruncated(
-        self, rows: RaggedRows, scores: torch.Tensor, offset: int, counts: PerRow
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the scores with and without the warpers that truncate; the latter are None without such a warper.
-
-        Args: as in `__call__`.
-        """
-        untruncated = None
-        for processor in self.processors:
-            if type(processor) in support.TRUNCATING:
-                untruncated = scores if untruncated is None else untruncated
-            elif untruncated is not None:
-                untruncated = self._run(processor, rows, untruncated, offset, counts)
-            scores = self._run(processor, rows, scores, offset, counts)
-        return scores, untruncated
-
-    def _run(self, processor, rows: RaggedRows, scores: torch.Tensor, offset: int, counts: PerRow) -> torch.Tensor:
-        if type(processor) in support.POINTWISE_PROCESSORS:
-            return run_pointwise(processor, scores)
-        return self._by_column(processor, rows, scores, offset, counts)
 
     @staticmethod
     def _by_column(processor, rows: RaggedRows, scores: torch.Tensor, offset: int, counts: PerRow) -> torch.Tensor:

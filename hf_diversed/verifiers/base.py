@@ -41,7 +41,6 @@ class Verifier:
     Attributes:
         needs_hidden_states: whether both outputs must contain `hidden`.
         needs_raw_logits: whether both outputs must contain `raw_logits`.
-        needs_untruncated: whether `target` must contain `untruncated` in sampled calls that truncate.
         needs_draft_confidence: whether the verifier uses the draft model's probabilities, which prompt lookup lacks.
         has_emitted_probs: whether every `Verdict` on sampled draft tokens contains the emitted distribution at each
             draft position (`Trace.emitted_probs`). `BlockVerifier` accepts only such verifiers.
@@ -56,7 +55,6 @@ class Verifier:
 
     needs_hidden_states = False
     needs_raw_logits = False
-    needs_untruncated = False
     needs_draft_confidence = False
     needs_input_ids = True
     row_settings: tuple[str, ...] = ()
@@ -177,8 +175,7 @@ class CompositeVerifier(Verifier):
                 raise TypeError(f"{type(self).__name__} takes verifiers, got {type(part).__name__}; pass an instance.")
         self._parts = parts
         declared: tuple[type[Verifier] | Verifier, ...] = (type(self), *parts)
-        needs = "needs_raw_logits", "needs_untruncated", "needs_draft_confidence", "needs_input_ids", "needs_check"
-        for name in needs:
+        for name in ("needs_raw_logits", "needs_draft_confidence", "needs_input_ids", "needs_check"):
             setattr(self, name, any(getattr(item, name) for item in declared))
         self.allows_early_stop = all(item.allows_early_stop for item in declared)
         self.needs_hidden_states = any(item.needs_hidden_states for item in declared)

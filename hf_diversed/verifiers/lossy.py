@@ -16,8 +16,8 @@ class LossyVerifier(Verifier):
 
     Args:
         alpha: in [0, 1); 0 is lossless (with beta = 1 or None), larger accepts more.
-        beta: at least 1 - alpha. None computes it at every position; without truncation, 1 is lenience 1 - alpha.
-            Where p / beta <= q for every token, residual tokens are drawn from p.
+        beta: at least 1 - alpha. None computes it at every position, 1 is lenience 1 - alpha. Where p / beta <= q for
+            every token, residual tokens are drawn from p.
     """
 
     needs_input_ids = False
@@ -26,7 +26,7 @@ class LossyVerifier(Verifier):
         self.alpha = check_range(
             "alpha", alpha, 0.0, 1.0, "A value of 0 is lossless; larger values accept more.", excluded=1.0
         )
-        advice = "None balances the mass, 1 is lenience 1 - alpha without truncation."
+        advice = "None balances the mass, 1 is lenience 1 - alpha."
         self.beta = None if beta is None else check_range("beta", beta, 1.0 - self.alpha, float("inf"), advice)
 
     def __call__(self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput) -> Verdict:
@@ -35,7 +35,7 @@ class LossyVerifier(Verifier):
             scale = balancing_scale(p, q, 1.0 - self.alpha) if self.beta is None else 1.0 / self.beta
             return residual(scale * p, q, fallback=p)
 
-        return lenient_verdict(target.prob(draft.tokens), draft, target, 1.0 - self.alpha, replacement)
+        return lenient_verdict(draft, target, 1.0 - self.alpha, replacement)
 
 
 def balancing_scale(p: torch.Tensor, q: torch.Tensor, lenience: float) -> torch.Tensor:

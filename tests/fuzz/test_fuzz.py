@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hf_diversed import FLyVerifier, SpeculativeStats, diversed_decoding
 from hf_diversed.generation.call import Call
 from hf_diversed.generation.rows import RaggedRows
-from hf_diversed.support import TRUNCATING, WARPERS
+from hf_diversed.support import WARPERS
 from tests.fuzz.strategies import Case, cases, pair
 from tests.generation.modes import STATIC
 from tests.reference import Lookup, Recorder, naive_decoding
@@ -105,7 +105,6 @@ def _naive(case: Case, row: int, pad: int, recorder: LoopRecorder) -> tuple[list
         hard = [processor for processor in recorder.processors if type(processor) not in WARPERS]
         return process(ids, torch.zeros(1, case.vocab_size), hard)[0] <= torch.finfo(torch.float32).min
 
-    soft = [processor for processor in recorder.processors if type(processor) not in TRUNCATING]
     target, draft = pair(case.vocab_size, case.noise)
     if case.lookup_ngram is not None:
         draft = Lookup(case.vocab_size, case.gamma, case.lookup_ngram, bans)
@@ -119,7 +118,6 @@ def _naive(case: Case, row: int, pad: int, recorder: LoopRecorder) -> tuple[list
         case.gamma,
         case.eos_ids,
         process,
-        None if len(soft) == len(recorder.processors) else partial(process, processors=soft),
         recorder.of_row(row) if case.settings["do_sample"] else None,
         stats,
     )
