@@ -6,6 +6,7 @@ Letters: B batch, T generated tokens.
 from dataclasses import dataclass, field, fields
 
 import torch
+from transformers import PreTrainedTokenizerBase
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 
@@ -216,6 +217,24 @@ class TokenRecords:
         scores. NaN after a row's end.
         """
         return self.raw_p.log()
+
+    def pieces(self, tokenizer: PreTrainedTokenizerBase, row: int = 0) -> list[tuple[str, str]]:
+        """Return the text and origin of each token of a row: "draft", "relaxed", "residual" or "bonus".
+
+        Special tokens are left out. If several tokens spell one character, the last of them has it.
+        """
+        ids: list[int] = []
+        pieces, shown = [], ""
+        columns = (column[row].tolist() for column in (self.tokens, self.source, self.relaxed))
+        for token, source, relaxed in zip(*columns):
+            if source < 0:
+                continue
+            ids.append(token)
+            text = str(tokenizer.decode(ids, skip_special_tokens=True))  # alone, a token may lose its space
+            if len(text) > len(shown) and not text.endswith("\ufffd"):  # the end of an incomplete character
+                pieces.append((text[len(shown) :], "relaxed" if relaxed else SOURCES[source]))
+                shown = text
+        return pieces
 
     def importance_weights(self) -> torch.Tensor:
         """Return the product of p / v over the tokens of each row, float32 `[B]`: 1 for lossless verifiers.

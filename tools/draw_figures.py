@@ -1,4 +1,4 @@
-"""Draw the documentation's pictures of results: coloured tokens of an answer, and quality against acceptance.
+"""Draw the documentation's pictures of results: coloured tokens of answers, and quality against acceptance.
 
 python -m tools.draw_figures
 """
@@ -8,11 +8,6 @@ from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
-import torch
-
-from hf_diversed import load_demo_pair
-from hf_diversed.outputs import SOURCES
-from hf_diversed.tasks import get_task, load_records
 from hf_diversed.verifiers.names import family
 from tools.figures import RESULTS
 
@@ -29,6 +24,11 @@ ORIGINS = {
     "bonus": ("#56B4E9", "bonus: the target's next token"),
 }
 TOKENS_WIDTH = 560  # narrow enough for phones
+ANSWERS = {
+    "lossless": "Lossless: the distribution of the target",
+    "static:0.2": "Fixed mixture (static), weight 0.2 on the target",
+    "diversed": "DIVERSED, a trained head",
+}
 # Curves of the plot of quality against acceptance: colour, label, and the height of the label.
 CURVES = {
     "diversed": ("#D55E00", "DIVERSED, a trained head", 58),
@@ -40,46 +40,26 @@ PLOT_LEFT, PLOT_RIGHT, PLOT_TOP, PLOT_BOTTOM = 62, 606, 36, 286
 ACCEPTED, SCORES = (0.6, 1.0), (0.65, 1.04)  # ranges of the axes
 
 
-def answer() -> list[tuple[str, str]]:
-    """Return text and origin of the tokens of the embedded pair's answer to a held-out prompt, with its head."""
-    pair = load_demo_pair()
-    prompt = load_records(get_task("math"), "test", 1)[0]["prompt"]
-    torch.manual_seed(0)
-    output = pair.target.generate(
-        **pair.tokenizer(prompt, return_tensors="pt"),
-        assistant_model=pair.draft,
-        diversed_head=pair.heads["math"],
-        do_sample=True,
-        top_k=0,
-        max_new_tokens=128,
-        output_token_records=True,
-        return_dict_in_generate=True,
-    )
-    records = output.token_records
-    columns = (column[0].tolist() for column in (records.tokens, records.source, records.relaxed))
-    texts = (
-        (pair.tokenizer.decode([token], skip_special_tokens=True), "relaxed" if relaxed else SOURCES[source])
-        for token, source, relaxed in zip(*columns)
-        if source >= 0
-    )
-    return [(text, origin) for text, origin in texts if text]
-
-
-def tokens_picture(pieces: Iterable[tuple[str, str]]) -> str:
-    """Draw tokens as boxes in lines, with a legend."""
-    x, y, parts = 10.0, TOP, []
-    for text, origin in pieces:
-        text = text.replace("\n", "⏎")
-        width = max(len(text), 1) * CELL + 4
-        if x + width > TOKENS_WIDTH - 10:
-            x, y = 10.0, y + LINE
-        parts.append(_box(x, y, width, 20, origin, text))
-        x += width + 1
-    top = y + 2 * LINE
-    for row, origin in enumerate(("draft", "relaxed", "residual", "bonus")):
-        parts.append(_box(10, top + row * 22, 16, 16, origin, ""))
-        parts.append(f'<text class="words" x="34" y="{top + row * 22 + 13}">{escape(ORIGINS[origin][1])}</text>')
-    return _svg(TOKENS_WIDTH, top + 4 * 22 + 8, parts, "An answer; each token is coloured by its origin")
+def answers_picture() -> str:
+    """Draw the recorded summaries of one abstract, with tokens as boxes in lines, and a legend."""
+    answers = json.loads((RESULTS / "real" / "answers-scitldr.json").read_text())["answers"]
+    y, parts = TOP, []
+    for name, pieces in answers.items():
+        parts.append(_words(10, y + 14, ANSWERS[name], "font-weight:bold"))
+        x, y = 10.0, y + LINE
+        for text, origin in pieces:
+            text = text.replace("\n", "⏎")
+            width = len(text) * CELL + 4
+            if x + width > TOKENS_WIDTH - 10:
+                x, y = 10.0, y + LINE
+            parts.append(_box(x, y, width, 20, origin, text))
+            x += width + 1
+        y += 1.5 * LINE
+    for origin, (_, meaning) in ORIGINS.items():
+        parts.append(_box(10, y, 16, 16, origin, ""))
+        parts.append(_words(34, y + 13, meaning))
+        y += 22
+    return _svg(TOKENS_WIDTH, y + 8, parts, "Summaries of one abstract; each token is coloured by its origin")
 
 
 def frontier_picture() -> str:
@@ -172,7 +152,7 @@ def _svg(width: float, height: float, parts: Iterable[str], title: str) -> str:
 
 def main() -> None:
     ASSETS.mkdir(exist_ok=True)
-    (ASSETS / "tokens.svg").write_text(tokens_picture(answer()))
+    (ASSETS / "summaries.svg").write_text(answers_picture())
     (ASSETS / "frontier.svg").write_text(frontier_picture())
 
 

@@ -154,15 +154,9 @@ _ORIGINS = {
 
 def _coloured(records: Any, tokenizer: Any) -> Text:
     """Return the first row's tokens coloured by origin, with the legend below."""
-    from hf_diversed.outputs import SOURCES
-
     text = Text()
-    for token, source, relaxed in zip(
-        *(column[0].tolist() for column in (records.tokens, records.source, records.relaxed))
-    ):
-        if source >= 0:
-            origin = "relaxed" if relaxed else SOURCES[source]
-            text.append(tokenizer.decode([token], skip_special_tokens=True), style=_ORIGINS[origin][1])
+    for piece, origin in records.pieces(tokenizer):
+        text.append(piece, style=_ORIGINS[origin][1])
     text.append("\n")
     for meaning, style in _ORIGINS.values():
         text.append(f" {meaning} ", style=style).append(" ")

@@ -6,8 +6,9 @@
 import functools
 import math
 from contextvars import copy_context
-from dataclasses import fields
+from dataclasses import fields, replace
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from transformers import TextIteratorStreamer
 import hf_diversed
 from hf_diversed import DiversedHead, DiversedHeadConfig, SpeculativeStats, support
 from tests.generation.modes import STATIC
-from tests.tiny import Listener, generate, ragged_batch, tiny_head, word_tokenizer
+from tests.tiny import BOS, EOS, PAD, Listener, generate, ragged_batch, tiny_head, word_tokenizer
 
 
 def test_record_stats_collects_calls_and_nests(pair):
@@ -65,6 +66,35 @@ def test_token_records(pair):
     p = target_logits(pair, out.sequences).softmax(-1).gather(-1, new[..., None])[..., 0]
     assert torch.allclose(records.p[real], p[real], atol=1e-4)
     assert getattr(out, support.CACHE_ARGUMENT) is None
+
+
+def test_pieces_of_a_row(pair):
+    """Catches another row's tokens, special tokens, and relaxed tokens that are named draft."""
+    tokenizer = word_tokenizer()
+    records = generate(pair, verifier="static:0.1", output_token_records=True).token_records
+    found = []
+    for row in range(len(records.tokens)):
+        emitted = [column for column in range(records.tokens.shape[1]) if records.source[row, column] >= 0]
+        tokens, sources = records.tokens[row, emitted].tolist(), records.source[row, emitted].tolist()
+        origins = [["draft", "residual", "bonus"][source] for source in sources]
+        origins = ["relaxed" if relaxed else name for name, relaxed in zip(origins, records.relaxed[row, emitted])]
+        kept = [(f"w{token}", name) for token, name in zip(tokens, origins) if token not in (PAD, EOS, BOS)]
+        pieces = records.pieces(tokenizer, row)
+        assert [(text.strip(), name) for text, name in pieces] == kept
+        assert "".join(text for text, _ in pieces) == " ".join(text for text, _ in kept)
+        found += kept
+    assert {name for _, name in found} == {"draft", "relaxed", "residual", "bonus"}
+
+
+def test_pieces_of_characters_that_several_tokens_spell(pair):
+    """Catches tokens that are decoded alone, and replacement characters."""
+    spelled = [b"caf", b"\xc3", b"\xa9", b" x"]
+    decode = lambda ids, skip_special_tokens: b"".join(spelled[token] for token in ids).decode(errors="replace")  # noqa: E731
+    records = generate(pair, verifier="lossless", output_token_records=True).token_records
+    source, relaxed = torch.tensor([[0, 1, 0, 2]]), torch.tensor([[False, False, True, False]])
+    records = replace(records, tokens=torch.arange(4)[None], source=source, relaxed=relaxed)
+    pieces = [("caf", "draft"), ("é", "relaxed"), (" x", "bonus")]
+    assert records.pieces(SimpleNamespace(decode=decode)) == pieces
 
 
 def test_log_prob_of_emitted_tokens(pair):
