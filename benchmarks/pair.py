@@ -344,8 +344,8 @@ def add_columns(name: str, part: int, rows: dict[str, list[Any]], arguments: arg
 def write_report(name: str, arguments: argparse.Namespace) -> None:
     """Write the records of all finished methods, and their differences.
 
-    Heads and SpecCascade are compared with the others. With sampling, every method is also compared with the mean of
-    `target` and `lossless`, which have the same distribution; a single run of either is noisier.
+    Heads and SpecCascade are compared with the others. Every method is also compared with the mean of `target` and
+    `lossless`, which have the same distribution; with sampling, a single run of either is noisier.
 
     `provenance` describes this call; its `sessions` list the runs that measured.
     """
@@ -362,8 +362,7 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
         for label, other in itertools.permutations(done, 2)
         if not {label, other} & alone and _rank(label) > _rank(other)
     ]
-    if arguments.temperature:
-        pairs += [(label, EXACT) for label in done if label not in EXACT]
+    pairs += [(label, EXACT) for label in done if label not in EXACT]
     comparisons: list[dict[str, Any]] = []
     for label, others in pairs:
         common = [part for part in done[label] if all(part in done.get(other, ()) for other in others)]

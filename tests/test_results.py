@@ -75,6 +75,8 @@ STUDIES = [
     ("gsm8k-t0.7-k20-p0.8", "qwen-coder-gsm8k-t0.7-k20-p0.8", 3),
     ("gsm8k", "lossless-gsm8k", 3),
     ("scitldr", "qwen-coder-scitldr", 5),
+    ("scitldr-t0", "qwen-coder-scitldr-t0", 4),
+    ("scitldr-t0.7-k20-p0.8", "qwen-coder-scitldr-t0.7-k20-p0.8", 5),
 ]
 
 
@@ -107,9 +109,10 @@ def test_committed_plots_are_current():
     assert [name for name, digest in digests.items() if digest not in drawn[name]] == []
 
 
-def test_committed_frontier_is_current():
-    """Catches the README's picture of other results than the committed ones."""
+def test_committed_pictures_are_current():
+    """Catches pictures of the README that show other results than the committed ones."""
     assert (draw_figures.ASSETS / "frontier.svg").read_text() == draw_figures.frontier_picture()
+    assert (draw_figures.ASSETS / "summaries.svg").read_text() == draw_figures.answers_picture()
 
 
 @pytest.mark.parametrize("task", brief.TASKS, ids=lambda task: task.scores)
