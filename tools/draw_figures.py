@@ -54,7 +54,7 @@ def answers_picture() -> str:
                 x, y = 10.0, y + LINE
             parts.append(_box(x, y, width, 20, origin, text))
             x += width + 1
-        y += 1.5 * LINE
+        y += LINE + LINE // 2
     for origin, (_, meaning) in ORIGINS.items():
         parts.append(_box(10, y, 16, 16, origin, ""))
         parts.append(_words(34, y + 13, meaning))
