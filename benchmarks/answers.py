@@ -1,4 +1,4 @@
-"""Record summaries of one abstract, decoded with several verifiers, for the picture of `python -m tools.draw_figures`.
+"""Record summaries of one abstract, decoded with several verifiers; `python -m tools.draw_figures` draws them.
 
 python -m benchmarks.answers --data-file scitldr_800.jsonl
 """

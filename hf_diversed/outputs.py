@@ -230,8 +230,10 @@ class TokenRecords:
             if source < 0:
                 continue
             ids.append(token)
-            text = str(tokenizer.decode(ids, skip_special_tokens=True))  # alone, a token may lose its space
-            if len(text) > len(shown) and not text.endswith("\ufffd"):  # the end of an incomplete character
+            # Decoded with the tokens before it, because a token alone may lose its space or be part of a character;
+            # U+FFFD at the end stands for a character that is not complete yet.
+            text = str(tokenizer.decode(ids, skip_special_tokens=True))
+            if len(text) > len(shown) and not text.endswith("\ufffd"):
                 pieces.append((text[len(shown) :], "relaxed" if relaxed else SOURCES[source]))
                 shown = text
         return pieces

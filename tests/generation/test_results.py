@@ -89,7 +89,10 @@ def test_pieces_of_a_row(pair):
 def test_pieces_of_characters_that_several_tokens_spell(pair):
     """Catches tokens that are decoded alone, and replacement characters."""
     spelled = [b"caf", b"\xc3", b"\xa9", b" x"]
-    decode = lambda ids, skip_special_tokens: b"".join(spelled[token] for token in ids).decode(errors="replace")  # noqa: E731
+
+    def decode(ids: list[int], skip_special_tokens: bool) -> str:
+        return b"".join(spelled[token] for token in ids).decode(errors="replace")
+
     records = generate(pair, verifier="lossless", output_token_records=True).token_records
     source, relaxed = torch.tensor([[0, 1, 0, 2]]), torch.tensor([[False, False, True, False]])
     records = replace(records, tokens=torch.arange(4)[None], source=source, relaxed=relaxed)
