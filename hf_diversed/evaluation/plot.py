@@ -17,7 +17,8 @@ from hf_diversed.verifiers.names import PLAIN, family
 
 Record = Mapping[str, Any]
 # Okabe and Ito's colours, safe for colour blindness; markers also differ, for greyscale print.
-_STYLES = tuple(zip(("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"), "oDs^vPX"))
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+_MARKERS = "oDs^vPX*"  # one more than the colours, so that the next round of colours differs
 _LOOK = {
     "figure.figsize": (5.2, 3.8),
     "figure.constrained_layout.use": True,
@@ -62,7 +63,7 @@ def draw(records: Sequence[Record], time: bool = False) -> Figure:
         raise ValueError("there is nothing to draw: no method verified draft tokens; evaluate one, such as lossless.")
     figure = Figure()
     axes = figure.add_subplot()
-    for (name, members), (colour, marker) in zip(families.items(), cycle(_STYLES)):
+    for (name, members), colour, marker in zip(families.items(), cycle(_COLOURS), cycle(_MARKERS)):
         rows = [row for _, row in sorted(members, key=lambda member: member[0])]
         x, y = [scale * row[field] for row in rows], [100 * row["quality"] for row in rows]
         across, up = None if time else _distances(rows, field), _distances(rows, "quality")

@@ -129,6 +129,17 @@ def test_prompts_are_held_out(tmp_path):
         pair_study.split_scitldr(records["scitldr"][1:])
 
 
+def test_articles_of_spec_bench(tmp_path):
+    """Catches prompts of other categories, and an instruction that stands twice."""
+    rows = [
+        {"category": "qa", "turns": ["Why?"]},
+        {"category": "summarization", "turns": ["Summarize: It rained."]},
+        {"category": "summarization", "turns": ["Summarize: We measured it."]},
+    ]
+    found = pair_study.chosen_records("cnndm", write_lines(tmp_path / "specbench", rows))
+    assert [record["article"] for record in found] == ["It rained.", "We measured it."]
+
+
 def test_the_target_is_decoded_without_draft_tokens(run, tmp_path):
     """Catches draft tokens in `target`, and completions that differ from those of transformers."""
     run("--methods", PLAIN, "--temperature", "0", name="gsm8k-t0")
