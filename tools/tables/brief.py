@@ -11,38 +11,54 @@ SECONDS = "seconds, batch 1"
 
 
 class Task(NamedTuple):
-    """A row: its label, the studies of the scores and of the seconds (None where lengths of sampled answers differ by
-    chance), the setting, the method with a head that was trained on the task, and whether scores are shares."""
+    """A row: its label, the studies of the scores and of the seconds (None where none are comparable), what
+    the prompts are, the method with a head that was trained on the task, and whether scores are shares."""
 
     label: str
     scores: str
     seconds: str | None
-    setting: str
+    prompts: str
     head: str | None
     is_share: bool = True
 
 
 TASKS = (
     Task(
-        "summaries (SciTLDR, ROUGE-2)",
-        "qwen-coder-scitldr",
+        "summaries, greedy (SciTLDR, ROUGE-2)",
+        "qwen-coder-scitldr-t0",
         None,
-        "summaries at temperature 1",
+        "summaries",
+        "diversed:results/real/mixture-head-scitldr",
+        is_share=False,
+    ),
+    Task(
+        "summaries, temperature 0.7, top-p 0.8, top-k 20",
+        "qwen-coder-scitldr-t0.7-k20-p0.8",
+        None,
+        "summaries",
         f"diversed:{PUBLISHED_HEAD}",
         is_share=False,
     ),
     Task(
-        "code (MBPP, right answers)",
+        "summaries, temperature 1",
+        "qwen-coder-scitldr",
+        None,
+        "summaries",
+        f"diversed:{PUBLISHED_HEAD}",
+        is_share=False,
+    ),
+    Task(
+        "code, greedy (MBPP, right answers)",
         "qwen-coder-mbpp-t0",
         "qwen-coder-speed-mbpp-t0",
-        "code, greedy",
+        "code",
         "diversed:results/real/token-head-mbpp",
     ),
     Task(
-        "math (GSM8K, right answers)",
+        "math, greedy (GSM8K, right answers)",
         "qwen-coder-gsm8k-t0",
         "qwen-coder-speed-gsm8k-t0",
-        "math, greedy",
+        "math",
         None,
     ),
 )
@@ -59,13 +75,13 @@ METHODS = {
 def render() -> str:
     """Return the table and its setting."""
     rows = [[task.label, *(_cell(task, method) for method in METHODS)] for task in TASKS]
-    sizes = "; ".join(f"{task.setting}, {figures(task.scores)[0].n} prompts" for task in TASKS)
+    sizes = ", ".join({f"{figures(task.scores)[0].n} prompts of {task.prompts}": None for task in TASKS})
     timed = " and ".join(str(figures(task.seconds)[0].n) for task in TASKS if task.seconds)
     setting = (
         f"Qwen2.5-Coder 1.5B with 0.5B, 5 draft tokens per round. Scores: {sizes}. Seconds per answer ({timed} "
-        "prompts, batch size 1, bfloat16, two CPU threads); for summaries, target forwards. One head was trained on "
-        "summaries, for a short time, another on code. transformers' scores were not measured; it is lossless. "
-        "[Intervals, more methods](docs/results.md)."
+        "prompts, batch size 1, bfloat16, two CPU threads); for summaries, target forwards. Heads: for greedy "
+        "summaries, the better of two, which reads hidden states; else token heads. transformers' scores were not "
+        "measured; it is lossless. [Intervals, more methods](docs/results.md)."
     )
     return f"{markdown(['task', *METHODS.values()], rows)}\n\n{setting}"
 
