@@ -99,6 +99,7 @@ def render_card(
         sampling=_sampling(config, own, settings),
         table=_table(records),
         measured_with=_about(records),
+        calibrated_with=_about([{**(config.calibration or {}), "task": None}]),
         training=training,
         settings={key: value for key, value in settings.items() if value is not None},
     )
@@ -115,15 +116,18 @@ def is_hub_id(name: str) -> bool:
 
 
 def _sampling(config: DiversedHeadConfig, own: Record, settings: Record) -> dict[str, Any]:
-    """Return the arguments of `generate` of the evaluation, or of the training."""
+    """Return the arguments of `generate` of the calibration, or else of the evaluation, or else of the training."""
+    calibrated = config.calibration or {}
     known = {"temperature": config.training_temperature, "max_new_tokens": settings.get("max_completion_length", 128)}
     found = {}
     for name in ("temperature", "top_k", "top_p", "max_new_tokens"):
-        given = (record.get(name) for record in (own, settings, known))
+        given = (record.get(name) for record in (calibrated, own, settings, known))
         found[name] = next((value for value in given if value is not None), None)
+    drafted = {"num_assistant_tokens": calibrated.get("num_assistant_tokens")}
     if not found["temperature"]:
-        return {"do_sample": False if found["temperature"] == 0 else None, "max_new_tokens": found["max_new_tokens"]}
-    return {"do_sample": True, **found}
+        greedy = False if found["temperature"] == 0 else None
+        return {"do_sample": greedy, "max_new_tokens": found["max_new_tokens"]} | drafted
+    return {"do_sample": True, **found} | drafted
 
 
 def _table(records: Sequence[Record]) -> list[list[str]]:

@@ -23,7 +23,11 @@ PAIR = {"base_model_name_or_path": "Qwen/Qwen3-8B", "assistant_model_name_or_pat
 HUB = DiversedHeadConfig(4096, 1024, task="gsm8k", **PAIR, base_model_revision="0123abc")
 EMBEDDED = DiversedHeadConfig(256, 96, features="distribution", task="math", token_features=True)
 BARE = DiversedHeadConfig(
-    8, base_model_name_or_path="org/target", training_temperature=0.0, strictness=0.35, calibration=calibration()
+    8,
+    base_model_name_or_path="org/target",
+    training_temperature=0.0,
+    strictness=0.35,
+    calibration=calibration(temperature=0.0),
 )
 REPO = "org/head-gsm8k"
 
