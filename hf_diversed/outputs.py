@@ -136,7 +136,8 @@ class SpeculativeStats:
                 self.per_row.extend(theirs)
             elif item.name in ("engine", "engine_reason"):
                 between = ", " if item.name == "engine" else "; "
-                setattr(self, item.name, between.join(dict.fromkeys(x for x in (*mine.split(between), theirs) if x)))
+                names = dict.fromkeys(name for text in (mine, theirs) for name in text.split(between) if name)
+                setattr(self, item.name, between.join(names))
             elif item.name == "compile":
                 self.compile.add(theirs)
             else:

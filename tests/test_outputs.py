@@ -11,11 +11,11 @@ from hf_diversed.outputs import SpeculativeStats
 
 def rows() -> list[SpeculativeStats]:
     first = {"num_rounds": 4, "num_drafted": 10, "num_accepted": 6, "num_rejected": 2, "num_emitted": 9}
-    first |= {"target_forwards": 4, "draft_forwards": 11, "accepted_per_position": [4, 2]}
+    first |= {"target_forwards": 4, "draft_forwards": 11, "engine": "eager", "accepted_per_position": [4, 2]}
     first |= {"weight_sum": 2.0, "tv_sum": 1.0, "bias_sum": 0.4}
     first |= dict.fromkeys(("weight_count", "tv_count", "bias_count"), 8)
     second = {"num_rounds": 1, "num_drafted": 5, "num_accepted": 3, "num_rejected": 1, "num_emitted": 4}
-    second |= {"accepted_per_position": [1, 1, 1], "weight_sum": 3.0, "weight_count": 4}
+    second |= {"accepted_per_position": [1, 1, 1], "weight_sum": 3.0, "weight_count": 4, "engine": "eager, static"}
     return [SpeculativeStats(**first), SpeculativeStats(**second)]
 
 
@@ -27,7 +27,7 @@ def test_counters_add_up():
     total.add(SpeculativeStats(per_row=[second]))
     total.add(second)
     sums = {"num_rounds": 5, "num_drafted": 15, "num_accepted": 9, "num_rejected": 3, "num_emitted": 13}
-    sums |= {"accepted_per_position": [5, 3, 1], "weight_sum": 5.0, "weight_count": 12}
+    sums |= {"accepted_per_position": [5, 3, 1], "weight_sum": 5.0, "weight_count": 12, "engine": "eager, static"}
     assert total == replace(rows()[0], **sums, per_row=[first, second])
     assert [first, second] == rows()  # the summands do not change
 

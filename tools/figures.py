@@ -88,7 +88,7 @@ def _speed(study: str, found: Row) -> Iterator[Figure]:
     """Mean seconds per batch; tokens per second and speed for the same prompts, relative to the target."""
     for record in found["records"]:
         for part in record["seconds"]:
-            drafted = f", {record['num_assistant_tokens']} draft tokens" if record.get("num_assistant_tokens") else ""
+            drafted = f", {record['num_assistant_tokens']} draft tokens" if "num_assistant_tokens" in record else ""
             reference = part["methods"]["target"]["turns"]
             for method, timed in part["methods"].items():
                 seconds = fmean(second for turn in timed["turns"] for second in turn["seconds"])

@@ -29,7 +29,6 @@ from hf_diversed.generation.candidates import (
     CandidateDrafter,
     build_generators,
     default_gamma,
-    is_point_mass,
 )
 from hf_diversed.generation.checks import CALLS, HEAD_SETTINGS, MODELS, VERIFIERS, refuse
 from hf_diversed.generation.compiling import Compiler, how_to_compile, warn_once
@@ -198,7 +197,7 @@ class Call:
         config, assistant = self.generation_config, self.assistant_model
         draft_hidden_size = None
         if self.source is not None:
-            draft_hidden_size = None if is_point_mass(self.source) else 0
+            draft_hidden_size = None if self.source == SHARED_STATES else 0
         elif self.draft is not None and config.prompt_lookup_num_tokens is None:
             draft_hidden_size = support.hidden_width(self.draft)
         return DecodingContext(
@@ -344,7 +343,7 @@ class Call:
                 self.processor,
                 vocab_size,
                 sampled=sampled,
-                is_point_mass=is_point_mass(self.source),
+                is_point_mass=self.source == SHARED_STATES,
                 needs_q=repr(self.verifier) if self.verifier.needs_draft_confidence else None,
             )
         if self.draft is None:

@@ -40,11 +40,6 @@ def default_gamma(source: str, call: "Call") -> int:
     return _MAX_OWN_TOKENS if source == OWN else DEFAULT_NUM_ASSISTANT_TOKENS
 
 
-def is_point_mass(source: str | None) -> bool:
-    """Return whether a source is known to return tokens that are a function of the text, so that q is a point mass."""
-    return source == SHARED_STATES
-
-
 def build_generators(call: "Call") -> list[CandidateGenerator]:
     """Return the caller's generators, or the one that transformers uses for a call."""
     if call.source == OWN:
@@ -149,7 +144,7 @@ class CandidateDrafter(Drafter):
                 continue
             scores = draft.scores[row, : len(own)]
             scores.copy_(to_vocabulary(logits.to(rows.ids.device).float(), self.vocab_size))
-            # A block must not end before a sampled token because of that token.
+            # Dropping a sampled token because of its value would change q, so this is an error.
             is_drawn = scores.gather(-1, own[:, None]) > -torch.inf
             if allowed.host[row] != len(own) or not bool(is_drawn.all()):
                 raise ValueError(

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_diversed import support
-from hf_diversed.generation.candidates import DFLASH, MTP, OWN, SHARED_STATES, is_point_mass
+from hf_diversed.generation.candidates import DFLASH, MTP, OWN, SHARED_STATES
 from hf_diversed.verifiers.base import SETTINGS, Verifier, read_integer
 
 
@@ -302,7 +302,7 @@ def sources(call: Any) -> str | None:
         return f"{source} does not support padding: remove the padding of the prompt."
     if reads_target and support.recurrent_states(call.model):
         return f"{source} is not supported for targets with recurrent states; pass assistant_model=."
-    if call.verifier.needs_raw_logits and not is_point_mass(source) and call.logits_processor:
+    if call.verifier.needs_raw_logits and source != SHARED_STATES and call.logits_processor:
         names = ", ".join(type(each).__name__ for each in call.logits_processor)
         return (
             f"{call.verifier!r} needs the draft model's logits before any processor, which {source} does not return; "

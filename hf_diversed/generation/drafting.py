@@ -38,14 +38,12 @@ class Drafter(CandidateGenerator):
 
     Attributes:
         rows: ids of the batch; draft tokens are written after each row's length.
-        rule: ends draft blocks early; None if every round has the requested length.
         is_point_mass: whether the last draft block was a function of the text, so that q is 1 at each token.
         num_assistant_tokens: maximum number of candidates for one row.
         requires_model_outputs: whether it needs the target's outputs for all tokens, those of the prompt included.
     """
 
     rows: RaggedRows
-    rule: StoppingRule | None = None
     is_point_mass: bool = False
     num_assistant_tokens: int = 1
     _width = 0  # of the last draft block for one row; 0 without one
@@ -119,34 +117,6 @@ class Step(NamedTuple):
     scores: torch.Tensor
     raw_logits: torch.Tensor | None
     hidden: torch.Tensor | None
-
-
-def join_steps(
-    steps: Sequence[Step],
-    limit: torch.Tensor,
-    lengths: torch.Tensor,
-    eos_ids: torch.Tensor | None,
-    sampled: bool,
-    keep_raw_logits: bool,
-) -> DraftOutput:
-    """Return the draft block of a round.
-
-    Args:
-        limit: long `[B]`, maximum number of draft tokens per row.
-        lengths: long `[B]`, number of ids of each row before the block.
-        eos_ids: long `[E]`; None without EOS. sampled: whether the tokens were sampled from q, not its argmax.
-    """
-    tokens, scores, raw, hidden = zip(*steps)
-    joined = torch.cat(tokens, dim=1)
-    return DraftOutput(
-        scores=torch.cat(scores, dim=1),
-        hidden=None if steps[0].hidden is None else torch.cat(hidden, dim=1),
-        raw_logits=torch.cat(raw, dim=1) if keep_raw_logits else None,
-        tokens=joined,
-        sampled=sampled,
-        active=active_draft_tokens(joined, limit, eos_ids),
-        lengths=lengths,
-    )
 
 
 def point_mass_block(
@@ -300,16 +270,18 @@ class ModelDrafter(Drafter):
             self.skip(1)  # the token that this round emits
             return None, counts
         self.catch_up()
-        steps = self._steps(counts)
-        draft = join_steps(
-            steps,
-            counts.device,
-            rows.lengths.device,
-            rows.eos_ids_device,
+        tokens, scores, raw, hidden = zip(*self._steps(counts))
+        joined = torch.cat(tokens, dim=1)
+        draft = DraftOutput(
+            scores=torch.cat(scores, dim=1),
+            hidden=None if hidden[0] is None else torch.cat(hidden, dim=1),
+            raw_logits=torch.cat(raw, dim=1) if self.keep_raw_logits else None,
+            tokens=joined,
             sampled=self.random_source is not None,
-            keep_raw_logits=self.keep_raw_logits,
+            active=active_draft_tokens(joined, counts.device, rows.eos_ids_device),
+            lengths=rows.lengths.device,
         )
-        return draft, counts.at_most(len(steps))
+        return draft, counts.at_most(len(tokens))
 
     def _steps(self, counts: PerRow) -> list[Step]:
         """Run the steps of a block and write its tokens after the row's last token."""

@@ -219,7 +219,7 @@ def _generate_with_verifier(original, model: "PreTrainedModel", named: dict, ext
     settings = {name: support.first_set(name, sources) for name in itertools.chain(*sources)}
     arguments: dict[str, Any] = {parameter.name: settings.get(parameter.name) for parameter in _PARAMETERS}
     arguments |= {name: support.first_set(name, (added, attached)) for name in ("diversed_head", "verifier")}
-    # Those of the model's own config have a lower rank, see `Call`, and do not conflict with prompt lookup.
+    # Lengths in the model's own config rank below these; `Call` reads them from the prepared config.
     own = [{name: value for name, value in source.items() if value is not None} for source in sources[:-1]]
     arguments |= {name: support.first_set(name, own) for name in _LENGTHS}
     if arguments["diversed_head"] is None:  # settings of a head in configs apply to heads only

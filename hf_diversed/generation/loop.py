@@ -62,7 +62,7 @@ def run_rounds(call: "Call") -> None:
     """Decode until every row has ended."""
     rows, recorder = call.rows, call.recorder
     while rows.running:
-        # The shortest row: a criterion may still cut a longer one back to the target's learned positions.
+        # Only the shortest running row is checked: a stopping criterion may still shorten the others.
         rows.check_positions(min(rows.lengths.host[row] for row in rows.running) + 1)
         round = run_round(call, call.gamma)  # draft a block, score it in one target forward, verify it
         recorded = commit(rows, round, call.verifier)  # accepted tokens, then the residual or bonus token

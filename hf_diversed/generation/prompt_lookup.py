@@ -100,7 +100,7 @@ class CopyingDrafter(Drafter):
 
     def __init__(self, lookup: PromptLookupDrafter, drafter: ModelDrafter, max_drafted: int):
         self.lookup, self.drafter, self.max_drafted = lookup, drafter, max_drafted
-        self.rows, self.rule = drafter.rows, drafter.rule
+        self.rows = drafter.rows
 
     @property
     def num_forwards(self) -> int:

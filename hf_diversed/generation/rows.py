@@ -175,8 +175,8 @@ class RaggedRows:
     def view(self, column: int, valid: PerRow) -> torch.Tensor:
         """Return a copy of `ids[:, :column]`, as plain `generate` would pass them to processors and criteria.
 
-        Rows with fewer than `column` valid ids are filled up as finished rows: an EOS unless they have finished, then
-        pads.
+        Rows with fewer than `column` valid ids are shown as finished: their ids, an EOS if they are still running,
+        then pads.
         """
         shown = self.ids[:, :column]
         if min(valid.host) >= column:

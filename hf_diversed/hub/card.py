@@ -120,14 +120,13 @@ def _sampling(config: DiversedHeadConfig, own: Record, settings: Record) -> dict
     calibrated = config.calibration or {}
     known = {"temperature": config.training_temperature, "max_new_tokens": settings.get("max_completion_length", 128)}
     found = {}
-    for name in ("temperature", "top_k", "top_p", "max_new_tokens"):
+    for name in ("temperature", "top_k", "top_p", "max_new_tokens", "num_assistant_tokens"):
         given = (record.get(name) for record in (calibrated, own, settings, known))
         found[name] = next((value for value in given if value is not None), None)
-    drafted = {"num_assistant_tokens": calibrated.get("num_assistant_tokens")}
-    if not found["temperature"]:
-        greedy = False if found["temperature"] == 0 else None
-        return {"do_sample": greedy, "max_new_tokens": found["max_new_tokens"]} | drafted
-    return {"do_sample": True, **found} | drafted
+    if found["temperature"]:
+        return {"do_sample": True, **found}
+    lengths = {name: found[name] for name in ("max_new_tokens", "num_assistant_tokens")}
+    return {"do_sample": False if found["temperature"] == 0 else None, **lengths}
 
 
 def _table(records: Sequence[Record]) -> list[list[str]]:

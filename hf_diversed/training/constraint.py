@@ -19,7 +19,7 @@ class Constraint:
     `drop` is the target model's own reward minus the reward of the rollouts, averaged over the last `WINDOW` rollouts.
     After each batch of rollouts log c changes by at most `LARGEST_STEP`, in proportion to the slack. Three guards
     prevent windup while the head is still changing: c is bounded, steps are scaled by the filled share of the window,
-    and c is unchanged while acceptance already rises, or the drop already shrinks, as the step intends.
+    and c does not rise while acceptance rises, nor fall while the drop shrinks.
 
     `effective_coef`, which the loss uses, reacts at once: it decreases to 0 as the drop of the last two batches
     exceeds the bound (the proportional term of arXiv 2007.03964). With c itself, a head that follows the draft model

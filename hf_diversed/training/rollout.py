@@ -42,8 +42,6 @@ class Rollouts:
 class RecordingVerifier(DiversedVerifier):
     """The DIVERSED verifier at strictness 0.5 (as trained), with the head's inputs recorded."""
 
-    keeps_inputs = True
-
     def __call__(self, *args: Any, **kwargs: Any) -> Verdict:
         verdict = super().__call__(*args, **kwargs)
         verdict.trace = replace(verdict.trace, emitted_probs=None)  # training does not use it, and it is costly

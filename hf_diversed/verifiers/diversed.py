@@ -66,8 +66,9 @@ class DiversedVerifier(MixtureVerifier):
         ):
             if self.needs_hidden_states and expected != found:
                 own = _named(_trained_with(config, role)[0])
+                size = found or "none, as with prompt lookup and candidate generators"
                 raise ValueError(
-                    f"the head was trained for a {role} model of hidden size {expected}, got {found}; "
+                    f"the head was trained for a {role} model of hidden size {expected}, got {size}; "
                     f"use the {role} model it was trained with{own} or train a head for this pair."
                 )
         if config.vocab_size not in (None, context.vocab_size):

@@ -128,7 +128,7 @@ class MixtureVerifier(Verifier):
     def weights(self, draft: DraftOutput, target: TargetOutput, row_values: dict[str, torch.Tensor]) -> Weights:
         """Return the weights at the draft positions; `row_values` are the per-row settings, `[B, 1]` each.
 
-        `Weights.weight` may depend on the draft token only if `Weights.per_token` is set and consistent with it.
+        If `Weights.weight` depends on the draft token, `Weights.per_token` must be set and consistent with it.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement weights")
 

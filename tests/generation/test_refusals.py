@@ -185,7 +185,7 @@ ROWS = [
         "recurrent states; pass only one",
     ),
     ("number of draft tokens", {"num_assistant_tokens": 2.5}, "num_assistant_tokens; >= 1, got 2.5"),
-    (ELSEWHERE, HEAD | LOOKUP, "a draft model of hidden size 32, got None"),
+    (ELSEWHERE, HEAD | LOOKUP, "a draft model of hidden size 32, got none, as with prompt lookup"),
     (
         "confidence without draft model",
         LOOKUP | {"verifier": "block:spec_cascade:chow:0.3"},

@@ -11,13 +11,12 @@ SECONDS = "seconds, batch 1"
 
 
 class Task(NamedTuple):
-    """A row: its label, the studies of the scores and of the seconds (None where none are comparable), what
-    the prompts are, the method with a head that was trained on the task, and whether scores are shares."""
+    """A row: its label, the studies of the scores and of the seconds (None where none are comparable), the method with
+    a head that was trained on the task, and whether scores are shares."""
 
     label: str
     scores: str
     seconds: str | None
-    prompts: str
     head: str | None
     is_share: bool = True
 
@@ -27,7 +26,6 @@ TASKS = (
         "summaries, greedy (SciTLDR, ROUGE-2)",
         "qwen-coder-scitldr-t0",
         None,
-        "summaries",
         "diversed:results/real/mixture-head-scitldr",
         is_share=False,
     ),
@@ -35,7 +33,6 @@ TASKS = (
         "summaries, temperature 0.7, top-p 0.8, top-k 20",
         "qwen-coder-scitldr-t0.7-k20-p0.8",
         None,
-        "summaries",
         f"diversed:{PUBLISHED_HEAD}",
         is_share=False,
     ),
@@ -43,7 +40,6 @@ TASKS = (
         "summaries, temperature 1",
         "qwen-coder-scitldr",
         None,
-        "summaries",
         f"diversed:{PUBLISHED_HEAD}",
         is_share=False,
     ),
@@ -51,14 +47,12 @@ TASKS = (
         "code, greedy (MBPP, right answers)",
         "qwen-coder-mbpp-t0",
         "qwen-coder-speed-mbpp-t0",
-        "code",
         "diversed:results/real/token-head-mbpp",
     ),
     Task(
         "math, greedy (GSM8K, right answers)",
         "qwen-coder-gsm8k-t0",
         "qwen-coder-speed-gsm8k-t0",
-        "math",
         None,
     ),
 )
@@ -75,13 +69,13 @@ METHODS = {
 def render() -> str:
     """Return the table and its setting."""
     rows = [[task.label, *(_cell(task, method) for method in METHODS)] for task in TASKS]
-    sizes = ", ".join({f"{figures(task.scores)[0].n} prompts of {task.prompts}": None for task in TASKS})
+    sizes = dict.fromkeys(f"{figures(task.scores)[0].n} prompts of {task.label.partition(',')[0]}" for task in TASKS)
     timed = " and ".join(str(figures(task.seconds)[0].n) for task in TASKS if task.seconds)
     setting = (
-        f"Qwen2.5-Coder 1.5B with 0.5B, 5 draft tokens per round. Scores: {sizes}. Seconds per answer ({timed} "
-        "prompts, batch size 1, bfloat16, two CPU threads); for summaries, target forwards. Heads: for greedy "
-        "summaries, the better of two, which reads hidden states; else token heads. transformers' scores were not "
-        "measured; it is lossless. [Intervals, more methods](docs/results.md)."
+        f"Qwen2.5-Coder 1.5B with 0.5B, 5 draft tokens per round. Scores: {', '.join(sizes)}. Seconds per answer "
+        f"({timed} prompts, batch size 1, bfloat16, two CPU threads); for summaries, target forwards. The heads are "
+        "token heads, except for greedy summaries: there, the better of two heads, which reads hidden states. "
+        "transformers' scores were not measured; it is lossless. [Intervals, more methods](docs/results.md)."
     )
     return f"{markdown(['task', *METHODS.values()], rows)}\n\n{setting}"
 

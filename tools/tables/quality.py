@@ -21,7 +21,8 @@ from tools.tables.parts import (
 
 
 LENIENCE = ("lenience:0.3", "lenience:0.1")
-RELAXED = (*LENIENCE, "spec_cascade:token_v3:0.8")
+CASCADE = "spec_cascade:token_v3:0.8"
+RELAXED = (*LENIENCE, CASCADE)
 SAMPLED = "temperature 0.7, top-p 0.8, top-k 20"
 BELOW_EXACT = Column("points below exact decoding", "quality", below, minus="target, lossless")
 EXACT_NOTE = "Exact decoding: the mean of `target` and `lossless`, which have the same distribution."
@@ -104,7 +105,7 @@ def published() -> dict[str, Table]:
             [
                 row._replace(label=f"{setting}: {row.label}")
                 for setting, study, names in (
-                    ("MBPP, temperature 1", mbpp, ("lossless", "block:lossless", "lenience:0.3", *RELAXED[2:])),
+                    ("MBPP, temperature 1", mbpp, ("lossless", "block:lossless", "lenience:0.3", CASCADE)),
                     ("MBPP, greedy", f"{mbpp}-t0-others", ("lossless", "fly")),
                     ("math, temperature 1", "verifiers-math", ("lossless", "contrastive:0.5:0.1")),
                     ("math, temperature 1", "mars-math", ("mars:0.9",)),
@@ -187,7 +188,7 @@ def summaries() -> str:
     )
     every_method = Table(
         "SciTLDR, temperature 1",
-        methods("", "target", *UPSTREAMS, "lossless", *LENIENCE, *others, RELAXED[2], *SUMMARY_HEADS, *fixed),
+        methods("", "target", *UPSTREAMS, "lossless", *LENIENCE, *others, CASCADE, *SUMMARY_HEADS, *fixed),
         [column._replace(study=column.study or study) for column in columns],
         f"{figures(study)[0].n} abstracts, one answer each, float32, 5 draft tokens per round; 95% intervals "
         f"clustered by prompt. {EXACT_NOTE} A word is unknown if its stem is in no abstract and no summary of the "
