@@ -286,6 +286,11 @@ def sources(call: Any) -> str | None:
             f"{MTP} needs a model with multi-token prediction layers, which {type(call.model).__name__} lacks "
             "(num_mtp_layers in its config); pass assistant_model= instead."
         )
+    if source == DFLASH and getattr(getattr(call.assistant_model, "config", None), "block_size", None) is None:
+        return (
+            f"speculation_type={config.speculation_type!r} needs a DFlash draft model (block_size in its config) as "
+            f"assistant_model=, got {type(call.assistant_model).__name__}."
+        )
     needed = _FIRST_TESTED.get(source, (0,))
     if needed > support.RELEASE:
         return (

@@ -174,6 +174,7 @@ ROWS = [
     # draft tokens
     ("no source of draft tokens", {"assistant_model": None}, "pass assistant_model="),
     ("source of draft tokens", {"use_mtp": True}, "assistant_model and use_mtp=True; pass only one"),
+    ("source of draft tokens", {"speculation_type": "dflash"}, "block_size; assistant_model=, got LlamaForCausalLM"),
     (
         "source of draft tokens",
         LOOKUP | {"candidate_generator": [Copies()] * 2},
