@@ -104,7 +104,7 @@ _CONTINUES_STATES = {
 # Models with a bias per attention head from absolute key positions, which a ragged 4D mask cannot represent.
 ALIBI_MODEL_TYPES = {"bloom", "mpt"}
 
-_ODD_CACHES = {
+_UNSUPPORTED_CACHES = {
     "cpmant": "adds tokens before the prompt",
     **dict.fromkeys(("kosmos_2_text_model", "kosmos_2_5_text_model"), "counts positions from the padding id"),
     "dory": "adds layers to its cache while it runs",
@@ -115,7 +115,7 @@ _ODD_CACHES = {
 
 if RELEASE < (5, 19):
     _MISREAD = "computes wrong masks for several tokens in transformers before 5.19"
-    _ODD_CACHES |= dict.fromkeys(("big_bird", "doge", "git", "megatron-bert", "rembert", "roformer"), _MISREAD)
+    _UNSUPPORTED_CACHES |= dict.fromkeys(("big_bird", "doge", "git", "megatron-bert", "rembert", "roformer"), _MISREAD)
 
 # Libraries whose code does not index rows: those of models and of quantized layers.
 _LIBRARIES = {
@@ -217,7 +217,7 @@ def cannot_roll_back(model: PreTrainedModel) -> str | None:
     if model.config.is_encoder_decoder:
         return "is an encoder-decoder model, which is not supported; use a decoder-only one."
     config = text_config(model)
-    reason = _ODD_CACHES.get(config.model_type)
+    reason = _UNSUPPORTED_CACHES.get(config.model_type)
     if reason is None and (kinds := _refused_layers(model)):
         remedy = "use a model with full or sliding-window attention only."
         if config.model_type in _CONTINUES_STATES and RELEASE < (5, 23):

@@ -104,7 +104,7 @@ class Recorder:
 
     def __init__(self, prompt_length: int, verifier: Verifier, streamer: BaseStreamer | None, requested: set[str]):
         self.prompt_length, self.streamer, self.requested = prompt_length, streamer, requested
-        self.strictnesses = verifier.strictness_per_row()
+        self.strictness_per_row = verifier.strictness_per_row()
         self.rounds: list[RecordedRound] = []
         self._describes = "records" in requested or isinstance(streamer, RoundStreamer)
         self._columns: dict[str, list[torch.Tensor]] = {name: [] for name in ("scores", "logits") if name in requested}
@@ -149,7 +149,7 @@ class Recorder:
         if isinstance(self.streamer, RoundStreamer):
             before, self._streamed_forwards = self._streamed_forwards, forwards
             new = forwards[0] - before[0], forwards[1] - before[1]
-            stats = sum_up([recorded], [end], new, self.strictnesses)
+            stats = sum_up([recorded], [end], new, self.strictness_per_row)
             self.streamer.put_round(merge_records([recorded], [end], recorded.starts[0]), stats)
 
     def result(
@@ -163,7 +163,7 @@ class Recorder:
         if self.streamer is not None:
             self.streamer.end()
         sequences, ends = rows.finished()
-        stats = replace(sum_up(self.rounds, ends, forwards, self.strictnesses), **report)
+        stats = replace(sum_up(self.rounds, ends, forwards, self.strictness_per_row), **report)
         with _LOCK:
             for collector in _COLLECTORS.get():
                 collector.add(stats)
@@ -182,7 +182,7 @@ class Recorder:
 
 
 def sum_up(
-    rounds: list[RecordedRound], ends: list[int], forwards: tuple[int, int], strictnesses: Sequence[float]
+    rounds: list[RecordedRound], ends: list[int], forwards: tuple[int, int], strictness_per_row: Sequence[float]
 ) -> SpeculativeStats:
     """Return the statistics of some rounds, with `per_row`. Tokens after a row's end are not counted.
 
@@ -191,16 +191,16 @@ def sum_up(
     """
     target_forwards, draft_forwards = forwards
     per_row = [SpeculativeStats(target_forwards=target_forwards, draft_forwards=draft_forwards) for _ in ends]
-    for row, counters in enumerate(per_row if strictnesses else ()):
+    for row, counters in enumerate(per_row if strictness_per_row else ()):
         # Repeated as `generate` repeats prompts.
-        counters.strictness_sum = strictnesses[row * len(strictnesses) // len(ends)]
+        counters.strictness_sum = strictness_per_row[row * len(strictness_per_row) // len(ends)]
         counters.strictness_count = 1
     for entry in rounds:
         traced = [None if values is None else values.tolist() for values in (entry.weight, entry.tv, entry.bias)]
         for row, origin in enumerate(entry.rows):
             counters = per_row[origin]
-            verified = _count(counters, entry, row, ends[origin])
-            _average(counters, *(values and values[row][:verified] for values in traced))
+            verified = _add_counts(counters, entry, row, ends[origin])
+            _add_diagnostics(counters, *(values and values[row][:verified] for values in traced))
     total = SpeculativeStats()
     for counters in per_row:
         total.add(counters)
@@ -234,7 +234,7 @@ def merge_records(rounds: list[RecordedRound], ends: list[int], prompt_length: i
     return TokenRecords(**merged, inputs=inputs or None)
 
 
-def _count(counters: SpeculativeStats, entry: RecordedRound, row: int, end: int) -> int:
+def _add_counts(counters: SpeculativeStats, entry: RecordedRound, row: int, end: int) -> int:
     """Add one row's part of one round and return the number of its verified positions.
 
     Tokens after the row's end count neither as drafted nor as accepted.
@@ -257,7 +257,7 @@ def _count(counters: SpeculativeStats, entry: RecordedRound, row: int, end: int)
     return kept + rejected
 
 
-def _average(counters: SpeculativeStats, weight, tv, bias) -> None:
+def _add_diagnostics(counters: SpeculativeStats, weight, tv, bias) -> None:
     """Add the values at a row's verified positions, each list[float] or None; NaN at positions without a value."""
     if bias is None and weight is not None and tv is not None:
         bias = [(1.0 - w) * distance for w, distance in zip(weight, tv)]

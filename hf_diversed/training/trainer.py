@@ -176,7 +176,7 @@ class DiversedTrainer(Trainer):
         rollouts = self.sampler.relaxed(prompts, self.model, self._seed("rollout", self.state.global_step))
         self._measure_references(rows)
         facts: list[Facts] = gather_object(self._facts(rows, rollouts))
-        self._note(facts)
+        self._log_rollouts(facts)
         first = self.args.process_index * len(rows)
         advantage = self._advantages(facts)[first : first + len(rows)]
         device = self.model.device
@@ -250,7 +250,7 @@ class DiversedTrainer(Trainer):
             }
         return facts
 
-    def _note(self, facts: list[Facts]) -> None:
+    def _log_rollouts(self, facts: list[Facts]) -> None:
         """Log one batch of rollouts of all devices, and update the constraint."""
         rewards = _column(facts, "reward")
         if not rewards:

@@ -12,7 +12,7 @@ from hf_diversed.features import (
     vocabulary_features,
 )
 from hf_diversed.provenance import cached_weights_digest
-from hf_diversed.verifiers.mixture import MixtureVerifier, Values, Weights, per_row_values
+from hf_diversed.verifiers.mixture import MixtureVerifier, PerRowSetting, Weights, per_row_values
 
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ class DiversedVerifier(MixtureVerifier):
     def __init__(
         self,
         head: "DiversedHead",
-        strictness: Values | None = None,
-        max_bias: Values | None = None,
-        max_ratio: Values | None = None,
+        strictness: PerRowSetting | None = None,
+        max_bias: PerRowSetting | None = None,
+        max_ratio: PerRowSetting | None = None,
     ):
         if not hasattr(head, "needs_token"):  # without an import of transformers
             raise TypeError(f"head must be a DiversedHead, got {type(head).__name__}; load one with from_pretrained.")
@@ -107,7 +107,7 @@ class DiversedVerifier(MixtureVerifier):
         return found
 
     def weights(self, draft: DraftOutput, target: TargetOutput, row_values: dict[str, torch.Tensor]) -> Weights:
-        inputs, tv = self.observe(draft, target)
+        inputs, tv = self.head_inputs(draft, target)
         device, strictness = draft.tokens.device, row_values.get("strictness")  # vLLM omits it if all are 0.5
         # float32: autocast lets the head return a narrower dtype
         weight = self._weight(self.head(**inputs).to(device, torch.float32), strictness)
@@ -137,7 +137,9 @@ class DiversedVerifier(MixtureVerifier):
             weight = apply_strictness(torch.sigmoid(logit), strictness)
         return torch.where((strictness == 0.0) | (strictness == 1.0), strictness, weight)
 
-    def observe(self, draft: DraftOutput, target: TargetOutput) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
+    def head_inputs(
+        self, draft: DraftOutput, target: TargetOutput
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
         """Return the keyword arguments of the head, and TV(p, q) `[B, G]` if it is one of the features."""
         inputs: dict[str, torch.Tensor] = {}
         tv = None

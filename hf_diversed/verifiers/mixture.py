@@ -28,7 +28,7 @@ from hf_diversed.verifiers.base import (
 )
 
 
-Values = float | list[float] | torch.Tensor
+PerRowSetting = float | list[float] | torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Weights:
     inputs: dict[str, torch.Tensor] | None = None
     per_token: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
-    def mixing(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    def mixture_weight(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         """Return w with v = w p + (1 - w) q at every token: `[B, G, 1]`, or `[B, G, V]` with weights per token.
 
         It is w(x) where p < q, else R / TV(p, q), because the rejected mass is divided in proportion to p - q.
@@ -99,8 +99,8 @@ class MixtureVerifier(Verifier):
 
     def __init__(
         self,
-        max_bias: Values | None = None,
-        max_ratio: Values | None = None,
+        max_bias: PerRowSetting | None = None,
+        max_ratio: PerRowSetting | None = None,
     ):
         self.max_bias = None if max_bias is None else per_row_values("max_bias", max_bias)
         self.max_ratio = None if max_ratio is None else per_row_values("max_ratio", max_ratio)
@@ -144,7 +144,7 @@ class MixtureVerifier(Verifier):
 
         def emitted_probs() -> torch.Tensor:
             p, q = target.probs()[:, :-1], draft.probs()
-            return torch.lerp(q, p, weights.mixing(p, q))
+            return torch.lerp(q, p, weights.mixture_weight(p, q))
 
         trace = Trace(
             weight=weights.weight,
@@ -158,12 +158,12 @@ class MixtureVerifier(Verifier):
             trace = replace(trace, bias=weights.bias(p_drafted, q_drafted))
             return Verdict(accept_prob, target_residual(draft, target), trace)
         p, q = target.probs()[:, :-1], draft.probs()
-        mixing = weights.mixing(p, q)
-        v = torch.lerp(q, p, mixing)
+        w = weights.mixture_weight(p, q)
+        v = torch.lerp(q, p, w)
         # At w = 0 and 1 take the argmax of scores: softmax may round two different scores to the same probability.
         mass, best = v.max(dim=-1)
-        best = torch.where((mixing == 1.0).all(-1), target.scores[:, :-1].argmax(-1), best)
-        best = torch.where((mixing == 0.0).all(-1), draft.tokens, best)
+        best = torch.where((w == 1.0).all(-1), target.scores[:, :-1].argmax(-1), best)
+        best = torch.where((w == 0.0).all(-1), draft.tokens, best)
         rows = torch.arange(v.shape[0], device=v.device)
 
         def replacement(positions: torch.Tensor) -> torch.Tensor:
@@ -173,7 +173,7 @@ class MixtureVerifier(Verifier):
         return Verdict(accept_best(best, draft.tokens, mass), replacement, trace)
 
 
-def per_row_values(name: str, setting: Values) -> list[float]:
+def per_row_values(name: str, setting: PerRowSetting) -> list[float]:
     """Return one of `SETTINGS` as a list of values. Raises ValueError unless it is numbers in range, at least one."""
     (low, high, advice), values = SETTINGS[name], read_numbers(setting)
     if values is None:

@@ -4,7 +4,7 @@ import torch
 
 from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.verifiers.base import check_range
-from hf_diversed.verifiers.mixture import MixtureVerifier, Values, Weights
+from hf_diversed.verifiers.mixture import MixtureVerifier, PerRowSetting, Weights
 
 
 class StaticEnsembleVerifier(MixtureVerifier):
@@ -26,8 +26,8 @@ class StaticEnsembleVerifier(MixtureVerifier):
     def __init__(
         self,
         weight: float,
-        max_bias: Values | None = None,
-        max_ratio: Values | None = None,
+        max_bias: PerRowSetting | None = None,
+        max_ratio: PerRowSetting | None = None,
     ):
         super().__init__(max_bias, max_ratio)
         self.weight = check_range(
