@@ -15,13 +15,13 @@ from hf_diversed.files import write_json
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import PromptedTask, get_task
 from hf_diversed.zoo.loader import Pair
-from tools.figures import PUBLISHED_HEAD, RESULTS
+from tools.figures import RESULTS, TOKEN_HEAD
 
 
 METHODS = {
     "lossless": {"verifier": "lossless"},
     "static:0.2": {"verifier": "static:0.2"},
-    "diversed": {"diversed_head": PUBLISHED_HEAD},
+    "diversed": {"diversed_head": TOKEN_HEAD},
 }
 OUTPUT = RESULTS / "real" / "answers-scitldr.json"
 

@@ -128,8 +128,10 @@ def test_first_table_shows_what_was_measured(task):
         return
     records = json.loads((RESULTS / "real" / f"{task.scores}.json").read_text())["records"]
     quality = next(row["quality"] for row in records if row["method"] == task.head)
-    unit = "s" if task.seconds else "forwards"
-    assert re.fullmatch(rf"\d+\.\d {unit}, {100 * quality:.1f}%?", cell)
+    unit, score = (
+        ("s", f"{100 * quality:.1f}% right") if task.seconds else ("forwards", f"ROUGE-2 {100 * quality:.1f}")
+    )
+    assert re.fullmatch(rf"\d+\.\d {unit}<br>{score}", cell)
 
 
 def test_claims_about_repeated_runs():

@@ -18,10 +18,10 @@ INK_AT_NIGHT, PAPER_AT_NIGHT = "#E6E6E6", "#1E2129"
 LINE, CELL, TOP = 26, 8.4, 12
 # Colours from Okabe and Ito's palette, safe for colour blindness, and meanings of the origins of a token.
 ORIGINS = {
-    "draft": ("#009E73", "accepted draft"),
+    "draft": ("#009E73", "accepted draft token"),
     "relaxed": ("#E69F00", "relaxed: lossless verification would have rejected it"),
-    "residual": ("#CC79A7", "residual: the target's correction"),
-    "bonus": ("#56B4E9", "bonus: the target's next token"),
+    "residual": ("#CC79A7", "residual token: replaces a rejected draft token"),
+    "bonus": ("#56B4E9", "bonus token: follows a fully accepted block"),
 }
 TOKENS_WIDTH = 560  # narrow enough for phones
 ANSWERS = {
@@ -45,7 +45,8 @@ def answers_picture() -> str:
     answers = json.loads((RESULTS / "real" / "answers-scitldr.json").read_text())["answers"]
     y, parts = TOP, []
     for name, pieces in answers.items():
-        parts.append(_words(10, y + 14, ANSWERS[name], "font-weight:bold"))
+        forwards = 1 + sum(origin in ("residual", "bonus") for _, origin in pieces)  # the last one draws the EOS token
+        parts.append(_words(10, y + 14, f"{ANSWERS[name]}: {forwards} target forwards", "font-weight:bold"))
         x, y = 10.0, y + LINE
         for text, origin in pieces:
             text = text.replace("\n", "⏎")

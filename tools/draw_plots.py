@@ -11,17 +11,17 @@ import json
 from pathlib import Path
 
 from hf_diversed.evaluation.plot import save_plot
-from tools.figures import PUBLISHED_HEAD, RESULTS
+from tools.figures import MIXTURE_HEAD, RESULTS, TOKEN_HEAD
 
 
 PLOTS = Path(__file__).parent.parent / "docs" / "assets" / "plots"
 # The results of each plot of quality against acceptance.
 SOURCES = {name: f"real/{name}.json" for name in ("qwen-coder-scitldr", "qwen-coder-mbpp", "qwen-coder-gsm8k")}
 HEADS = {
-    f"diversed:{PUBLISHED_HEAD}": "diversed, token head",
+    f"diversed:{TOKEN_HEAD}": "diversed, token head",
     "diversed:results/real/token-head-mbpp": "diversed, token head",
     "diversed:results/real/token-head-scitldr": "diversed, another token head",
-    "diversed:results/real/mixture-head-scitldr": "diversed, mixture head",
+    f"diversed:{MIXTURE_HEAD}": "diversed, mixture head",
 }
 # Methods without a row in the tables next to the plots.
 LEFT_OUT = ("block:lossless", "diversed:results/real/head-mbpp", "diversed:results/real/hidden-head-mbpp")

@@ -13,7 +13,9 @@ from hf_diversed.evaluation.statistics import Bootstrap
 
 
 RESULTS = Path(__file__).parent.parent / "results"
-PUBLISHED_HEAD = "model_cards/qwen2.5-coder-1.5b-0.5b-scitldr"  # a head of the Qwen2.5-Coder pair, for summaries
+# Published heads of the Qwen2.5-Coder pair, for summaries.
+TOKEN_HEAD = "model_cards/qwen2.5-coder-1.5b-0.5b-scitldr"
+MIXTURE_HEAD = f"{TOKEN_HEAD}-mixture"
 Row = Mapping[str, Any]
 
 

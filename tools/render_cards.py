@@ -1,4 +1,4 @@
-"""Write the cards of the packaged heads and of the published one from their JSON results.
+"""Write the cards of the packaged and the published heads from their JSON results.
 
 Rows are those of named methods.
 
@@ -13,12 +13,14 @@ from hf_diversed.hub import render_card
 from hf_diversed.verifiers import VERIFIERS
 from hf_diversed.verifiers.names import DIVERSED, PLAIN, base_name
 from hf_diversed.zoo.loader import HEADS, MIXTURE
-from tools.figures import PUBLISHED_HEAD, RESULTS
+from tools.figures import MIXTURE_HEAD, RESULTS, TOKEN_HEAD
 
 
 ROOT = Path(__file__).parent.parent
 NAMES = {PLAIN, *VERIFIERS}
-# Folders of the published head's pair, and the original weights on the Hub.
+# Published heads, and the study with the results of their cards.
+PUBLISHED = {TOKEN_HEAD: "qwen-coder-scitldr", MIXTURE_HEAD: "qwen-coder-scitldr-t0"}
+# Folders of their pair, and the original weights on the Hub.
 ORIGINALS = {
     f"qwen2.5-coder-{size}b-instruct-q4_k_m": f"Qwen/Qwen2.5-Coder-{size}B-Instruct" for size in ("1.5", "0.5")
 }
@@ -28,8 +30,8 @@ The snippet loads the original weights, so `generate` warns that they are not th
 
 
 def cards() -> dict[Path, str]:
-    """Return the card of every packaged head, and of the published one, by its path."""
-    by_path = {ROOT / PUBLISHED_HEAD / "README.md": published_card()}
+    """Return the card of every packaged and published head by its path."""
+    by_path = {ROOT / head / "README.md": published_card(head, study) for head, study in PUBLISHED.items()}
     weights = ROOT / "hf_diversed" / "zoo" / "weights"
     for kind, measured, suffix in ((HEADS, RESULTS, ""), (MIXTURE, RESULTS / "mixture", "-mixture")):
         for folder in sorted((weights / kind).glob("*/")):
@@ -39,15 +41,15 @@ def cards() -> dict[Path, str]:
     return by_path
 
 
-def published_card() -> str:
-    """Return the card of the published head, whose snippet loads the original weights from the Hub."""
-    study = json.loads((RESULTS / "real" / "qwen-coder-scitldr.json").read_text())
-    own = f"{DIVERSED}:{PUBLISHED_HEAD}"
+def published_card(head: str, name: str) -> str:
+    """Return the card of a published head, whose snippet loads the original weights from the Hub."""
+    study = json.loads((RESULTS / "real" / f"{name}.json").read_text())
+    own = f"{DIVERSED}:{head}"
     by_acceptance = sorted(study["records"], key=lambda row: row["acceptance_rate"] or 0.0)
     others = [row for row in by_acceptance if base_name(row["method"]) != DIVERSED]
     rows = [*others, *(row | {"method": DIVERSED} for row in study["records"] if row["method"] == own)]
     source = {"evaluation": study["provenance"]["evaluations"][0]}
-    text = card(ROOT / PUBLISHED_HEAD, study | {"provenance": source}, rows, source=PUBLISHED_HEAD)
+    text = card(ROOT / head, study | {"provenance": source}, rows, source=head)
     for converted, original in ORIGINALS.items():
         text = text.replace(f'"{converted}"', f'"{original}"')
     pair = (own, "target, lossless")

@@ -19,10 +19,10 @@ class Origin:
 
 RELAXED = "relaxed"
 ORIGINS = {
-    "draft": Origin("accepted draft", "#009E73"),
+    "draft": Origin("accepted draft token", "#009E73"),
     RELAXED: Origin("relaxed: lossless verification would have rejected it", "#E69F00"),
-    "residual": Origin("residual: the target's correction", "#CC79A7"),
-    "bonus": Origin("bonus: the target's next token", "#56B4E9"),
+    "residual": Origin("residual token: replaces a rejected draft token", "#CC79A7"),
+    "bonus": Origin("bonus token: follows a fully accepted block", "#56B4E9"),
 }
 
 

@@ -145,10 +145,10 @@ def _table(rows: list[Row], right: list[float], num_prompts: int) -> Table:
 
 
 _ORIGINS = {
-    "draft": ("accepted draft", "green"),
+    "draft": ("accepted draft token", "green"),
     "relaxed": ("relaxed: lossless would reject", "black on yellow"),
-    "residual": ("correction", "magenta"),
-    "bonus": ("bonus", "cyan"),
+    "residual": ("residual token", "magenta"),
+    "bonus": ("bonus token", "cyan"),
 }
 
 

@@ -97,6 +97,7 @@ def render_card(
             "draft": (draft, config.assistant_model_revision, measured.get("draft") or {}),
         },
         sampling=_sampling(config, own, settings),
+        chat=(training.get("options") or {}).get("chat"),
         table=_table(records),
         measured_with=_about(records),
         calibrated_with=_about([{**(config.calibration or {}), "task": None}]),

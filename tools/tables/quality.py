@@ -1,6 +1,6 @@
 """Tables of quality and acceptance, on the embedded pair and the Qwen2.5-Coder pair."""
 
-from tools.figures import PUBLISHED_HEAD, figures
+from tools.figures import MIXTURE_HEAD, TOKEN_HEAD, figures
 from tools.tables.parts import (
     ACCEPTED,
     DROP,
@@ -29,9 +29,9 @@ EXACT_NOTE = "Exact decoding: the mean of `target` and `lossless`, which have th
 UPSTREAM = ("upstream", "transformers, 5 draft tokens")
 UPSTREAMS = (UPSTREAM, ("transformers", "transformers, its default numbers of draft tokens"))
 SUMMARY_HEADS = (
-    (f"diversed:{PUBLISHED_HEAD}", "`diversed`, published token head"),
+    (f"diversed:{TOKEN_HEAD}", "`diversed`, published token head"),
     ("diversed:results/real/token-head-scitldr", "`diversed`, another token head"),
-    ("diversed:results/real/mixture-head-scitldr", "`diversed`, mixture head on hidden states"),
+    (f"diversed:{MIXTURE_HEAD}", "`diversed`, published mixture head"),
 )
 TIMED = {"t0": ("mbpp", "gsm8k"), "t0.7-k20-p0.8": ("mbpp",)}  # tasks, by setting
 PUBLISHED = {"mbpp": ("MBPP", "pass@1"), "humaneval": ("HumanEval", "pass@1"), "gsm8k": ("GSM8K", "accuracy")}
