@@ -26,7 +26,7 @@ ORIGINS = {
 TOKENS_WIDTH = 560  # narrow enough for phones
 ANSWERS = {
     "lossless": "Lossless: the distribution of the target",
-    "static:0.2": "Fixed mixture (static), weight 0.2 on the target",
+    "static:0.2": "Fixed weight on the target (static), 0.2",
     "diversed": "DIVERSED, a trained head",
 }
 # Curves of the plot of quality against acceptance: colour, label, and the height of the label.

@@ -124,8 +124,13 @@ def parse(words: list[str], config: Path | None = None) -> "tuple[TrainArguments
             raise ValueError(message)
 
     parser = Parser((TrainArguments, DiversedConfig), add_help=False, allow_abbrev=False)
-    parser.set_defaults(output_dir="head", eval_strategy="steps", load_best_model_at_end=True)
-    recipe = {} if config is None else yaml.safe_load(config.read_text(encoding="utf-8"))
+    parser.set_defaults(
+        output_dir="head", eval_strategy="steps", load_best_model_at_end=True, max_completion_length=None
+    )
+    try:
+        recipe = {} if config is None else yaml.safe_load(config.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{config} is not valid YAML: {error}") from error
     if not isinstance(recipe, dict):
         raise ValueError(f"{config} must hold options of `hf-diversed train`, one `name: value` per line.")
     written: list[str] = []
@@ -154,6 +159,8 @@ def build_trainer(arguments: TrainArguments, settings: "DiversedConfig") -> "Div
     execution = {"allow_code_execution": arguments.allow_code_execution}
     execution["allow_unsafe_code_execution"] = arguments.allow_unsafe_code_execution
     task = load_task(arguments.task, *execution.values())
+    if settings.max_completion_length is None:
+        settings.max_completion_length = task.max_new_tokens
     rewards = [load_reward(name, **execution) for name in arguments.reward_funcs or [f"task:{task.name}"]]
     rows, held_out = load_rows(arguments, task, settings.seed, held_out=settings.eval_strategy != "no")
     head = None if arguments.head is None else DiversedHead.from_pretrained(arguments.head)
@@ -183,6 +190,8 @@ def load_rows(
     from hf_diversed.cli.loading import read_records
     from hf_diversed.tasks import prompt_rows
 
+    if arguments.eval_split and (arguments.data_file or arguments.eval_data_file):
+        raise ValueError("--eval-split is a split of the task's dataset; with a file, pass --eval-data-file instead.")
     n, n_eval = arguments.num_examples, arguments.num_eval_examples if held_out else 0
     split = arguments.eval_split or ("validation" if "validation" in task.splits else "train")
     files = [name and Path(name).resolve() for name in (arguments.data_file, arguments.eval_data_file)]

@@ -24,7 +24,8 @@ from hf_diversed.zoo.loader import Pair
 # Strict to permissive. Below the last one nearly every draft token is accepted.
 STRICTNESSES = tuple(place / 20 for place in range(19, 0, -1))
 _LARGEST_BET = 0.75  # below 1, so that a single prompt cannot end the test
-_BETS_SUIT = math.log(1 / 0.05)  # chosen for level 0.05; bets independent of the level keep decisions monotone in it
+# Bets suit level 0.05 at any confidence, so that decisions are monotone in it.
+_LOG_INVERSE_LEVEL = math.log(1 / 0.05)
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,6 @@ def p_value(drops: np.ndarray, max_quality_drop: float) -> float:
     mean = np.cumsum(drops) / (counts + 1)
     variance = (1.0 + np.cumsum((drops - mean) ** 2)) / (counts + 1)
     variance = np.concatenate([[1.0], variance[:-1]])  # the estimate before each prompt
-    bets = np.minimum(_LARGEST_BET, np.sqrt(2.0 * _BETS_SUIT / (len(drops) * variance)))
+    bets = np.minimum(_LARGEST_BET, np.sqrt(2.0 * _LOG_INVERSE_LEVEL / (len(drops) * variance)))
     log_capital = np.cumsum(np.log1p(bets * (max_quality_drop - drops)))
     return float(math.exp(-max(0.0, log_capital.max())))

@@ -21,7 +21,7 @@ from hf_diversed.verifiers.names import LOSSLESS, PLAIN
 # Counters that are summed over rows and prompts, by their names in `SpeculativeStats`.
 COUNTERS = ("num_rounds", "num_drafted", "num_accepted", "num_rejected")
 # Replicates in which the statistic is undefined are left out; if their share is larger, there is no interval.
-MAX_OUTSIDE = 0.05
+_MAX_UNDEFINED = 0.05
 _Z = NormalDist().inv_cdf(0.975)  # for two-sided bounds of 95%
 _ROUNDING = 1e-9  # statistics closer than this count as equal
 
@@ -81,7 +81,7 @@ class Bootstrap:
         """Return value and percentile bounds of a statistic `[R + 1]`."""
         value, replicates = float(statistic[0]), statistic[1:]
         known = replicates[~np.isnan(replicates)]
-        if np.isnan(value) or len(known) < (1.0 - MAX_OUTSIDE) * len(replicates):
+        if np.isnan(value) or len(known) < (1.0 - _MAX_UNDEFINED) * len(replicates):
             return Estimate(value, np.nan, np.nan)
         low, high = np.quantile(known, [0.025, 0.975])
         return Estimate(value, float(low), float(high))

@@ -84,8 +84,8 @@ def choose(items: list, n: int | None, seed: int, where: str) -> list:
 
 
 def _first(items: list, n: int | None, where: str) -> list:
-    if n is not None and n > len(items):
-        raise ValueError(f"`n` must be at most {len(items)}, the number of records in {where}, got {n}.")
+    if n is not None and not 1 <= n <= len(items):
+        raise ValueError(f"`n` must be from 1 to {len(items)}, the number of records in {where}, got {n}.")
     return items[:n]
 
 
@@ -94,3 +94,7 @@ def _check_columns(record: dict[str, Any], where: str, task: Task) -> None:
         raise ValueError(
             f"{where} lacks {', '.join(map(repr, missing))}, which task {task.name!r} needs; it has {sorted(record)}."
         )
+    for name in task.columns:
+        values = record[name] if isinstance(record[name], list) else [record[name]]
+        if not all(isinstance(value, str) for value in values):
+            raise ValueError(f"{where} must hold text in {name!r}, or a list of texts, got {record[name]!r:.60}.")

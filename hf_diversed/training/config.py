@@ -12,6 +12,7 @@ from hf_diversed.verifiers.base import check_range
 
 _INF = float("inf")
 _RANGES = {
+    "per_device_train_batch_size": (2, _INF),  # the baseline is a mean of other rollouts
     "generation_batch_size": (1, _INF),
     "num_generations": (1, _INF),
     "num_iterations": (1, _INF),
@@ -63,7 +64,9 @@ class DiversedConfig(TrainingArguments):
     temperature: float = setting(1.0, "Sampling temperature of rollouts, above 0.")
     top_k: int = setting(0, "Top-k of rollouts; 0 keeps the whole vocabulary.")
     top_p: float = setting(1.0, "Top-p of rollouts; 1 keeps the whole vocabulary.")
-    max_completion_length: int = setting(128, "Longest rollout in tokens.")
+    max_completion_length: int = setting(
+        128, "Longest rollout in tokens; on the command line, by default that of the task's answers."
+    )
 
     head_features: str = setting(
         "distribution",

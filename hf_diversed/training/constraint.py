@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass, field
 
 
-LEAST_COEF, LARGEST_COEF = 0.01, 1.5
-LARGEST_STEP = 0.2  # of log c per batch of rollouts
+MIN_COEF, MAX_COEF = 0.01, 1.5
+MAX_STEP = 0.2  # of log c per batch of rollouts
 WINDOW = 2048  # rollouts in the running means
 MAX_EXCESS = 0.3  # excess drop at which `effective_coef` is 0
 _STALLED = 0.005  # smaller changes between the halves of the window are ignored
@@ -17,7 +17,7 @@ class Constraint:
     """Adapts c, the reward of full acceptance, by dual ascent on the constraint `drop <= max_drop`.
 
     `drop` is the target model's own reward minus the reward of the rollouts, averaged over the last `WINDOW` rollouts.
-    After each batch of rollouts log c changes by at most `LARGEST_STEP`, in proportion to the slack. Three guards
+    After each batch of rollouts log c changes by at most `MAX_STEP`, in proportion to the slack. Three guards
     prevent windup while the head is still changing: c is bounded, steps are scaled by the filled share of the window,
     and c does not rise while acceptance rises, nor fall while the drop shrinks.
 
@@ -44,8 +44,8 @@ class Constraint:
         if self._is_moving(slack > 0):
             return
         filled = min(sum(count for count, *_ in self.batches) / WINDOW, 1.0)
-        step = LARGEST_STEP * min(max(slack, -1.0), 1.0) * filled
-        self.coef = min(max(self.coef * math.exp(step), LEAST_COEF), LARGEST_COEF)
+        step = MAX_STEP * min(max(slack, -1.0), 1.0) * filled
+        self.coef = min(max(self.coef * math.exp(step), MIN_COEF), MAX_COEF)
 
     @property
     def effective_coef(self) -> float:

@@ -59,6 +59,8 @@ def load_reward(
         task.check_scoring()
         return task_reward(task)
     module, _, name = spec.rpartition(".")
+    if not module:
+        raise ValueError(f"a reward must be task:NAME or package.module.function, got {spec!r}.")
     function = getattr(importlib.import_module(module), name, None)
     if not callable(function):
         raise TypeError(f"reward {spec!r} must be a function of module {module!r}, got {function!r:.80}.")

@@ -97,6 +97,8 @@ class DiversedTrainer(Trainer):
         if isinstance(reward_funcs, str) or callable(reward_funcs):
             reward_funcs = [reward_funcs]
         self.reward_funcs = named_rewards(reward_funcs)
+        if not len(train_dataset):
+            raise ValueError("train_dataset is empty; training needs at least one prompt.")
         weights = args.reward_weights or [1.0] * len(self.reward_funcs)
         if len(weights) != len(self.reward_funcs):
             raise ValueError(f"reward_weights must hold {len(self.reward_funcs)}, one per reward, got {len(weights)}.")
@@ -270,6 +272,11 @@ class DiversedTrainer(Trainer):
             "reward": _mean(rewards),
         }
         metrics |= {f"rewards/{name}/mean": _mean(_column(facts, f"rewards/{name}")) for name in self.reward_funcs}
+        if metrics["completions/clipped_ratio"] == 1.0:
+            logger.warning_once(
+                "no completion of a batch of rollouts ended within max_completion_length="
+                f"{self.args.max_completion_length}, so rewards are those of incomplete texts; increase it."
+            )
         for name, value in metrics.items():
             self._metrics[name].append(value)
 

@@ -69,6 +69,7 @@ def test_recipes_are_read_like_the_command_line(tmp_path):
         ("task: math\nmax_qualty_drop: 0.05", "max_qualty_drop"),
         ("task: math\nseed: [1, 2]", "no such option or argument: 2"),
         ("task: math\nseed: x", "invalid int value"),
+        ("task:\tmath: 3", "run.yaml is not valid YAML"),
         ("task: math\ndtype: fp8", "argument --dtype: invalid choice: 'fp8'"),
     ):
         path.write_text(written)

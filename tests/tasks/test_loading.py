@@ -37,6 +37,7 @@ def test_records_of_a_file_are_drawn_by_the_seed(tmp_path: Path):
     [
         ("gsm8k", '{"question": ', "is not valid JSON"),
         ("gsm8k", {"question": "q"}, r"lacks 'answer', which task 'gsm8k' needs; it has \['question'\]"),
+        ("math", {"prompt": "p", "completion": "c", "answer": 3}, "must hold text in 'answer'.*, got 3"),
     ],
 )
 def test_refuses_broken_lines(tmp_path: Path, name: str, line, message: str):
@@ -49,7 +50,7 @@ def test_refuses_broken_lines(tmp_path: Path, name: str, line, message: str):
     ("name", "split", "options", "message"),
     [
         ("gsm8k", "validation", {}, "`split` of task 'gsm8k' must be one of train, test, got 'validation'"),
-        ("math", "test", {"n": 1025}, "`n` must be at most 1024, the number of records in test of math, got 1025"),
+        ("math", "test", {"n": 1025}, "`n` must be from 1 to 1024, the number of records in test of math, got 1025"),
     ],
 )
 def test_refuses_what_does_not_exist(name: str, split: str, options: dict, message: str):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_diversed.training import constraint as module
-from hf_diversed.training.constraint import LARGEST_COEF, LARGEST_STEP, LEAST_COEF, WINDOW, Constraint
+from hf_diversed.training.constraint import MAX_COEF, MAX_STEP, MIN_COEF, WINDOW, Constraint
 
 
 HALF = WINDOW // 2
@@ -30,8 +30,8 @@ def test_stays_within_its_bounds_and_its_pace(given, max_drop: float):
     for count, drop, acceptance in given:
         before = constraint.coef
         constraint.update(count, drop, acceptance)
-        assert LEAST_COEF <= constraint.coef <= LARGEST_COEF
-        assert abs(math.log(constraint.coef / before)) <= LARGEST_STEP + 1e-9
+        assert MIN_COEF <= constraint.coef <= MAX_COEF
+        assert abs(math.log(constraint.coef / before)) <= MAX_STEP + 1e-9
 
 
 @pytest.mark.parametrize(
@@ -50,11 +50,11 @@ def test_waits_while_the_head_improves(improving, constant, direction: int):
 def test_recovers_from_its_upper_bound():
     """Catches windup: after a long time at the bound, the first windows with a larger drop must already lower c."""
     constraint = fed(*[(0.0, 0.8)] * 100)
-    assert constraint.coef == LARGEST_COEF
+    assert constraint.coef == MAX_COEF
     for _ in range(2):
         constraint.update(HALF, 0.5, 0.8)
-    assert constraint.coef < LARGEST_COEF
-    assert fed(*[(0.9, 0.8)] * 100).coef == LEAST_COEF
+    assert constraint.coef < MAX_COEF
+    assert fed(*[(0.9, 0.8)] * 100).coef == MIN_COEF
 
 
 def test_the_effective_coefficient_follows_the_last_batches():

@@ -59,6 +59,7 @@ def test_rewards_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     sys.modules.pop("my_rewards", None)
     for spec, error, message in (
         ("task:gsm9k", ValueError, "unknown task 'gsm9k'; known tasks: gsm8k"),
+        ("math", ValueError, "must be task:NAME or package.module.function, got 'math'"),
         ("no_such_package.reward", ImportError, "no_such_package"),
         ("math.pi", TypeError, "reward 'math.pi' must be a function of module 'math', got 3.14"),
     ):
