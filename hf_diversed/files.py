@@ -20,12 +20,14 @@ def append_lines(path: Path, values: Iterable[dict]) -> None:
 
 
 def read_lines(path: Path) -> list[dict]:
-    """Read the lines that `append_lines` wrote. Raises ValueError if one is incomplete, as after a full disk."""
+    """Read the lines that `append_lines` wrote. Raises ValueError if one is not valid JSON."""
     values = []
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             try:
                 values.append(json.loads(line))
             except json.JSONDecodeError as error:
-                raise ValueError(f"line {number} of {path} is incomplete: delete it to continue ({error}).") from error
+                raise ValueError(
+                    f"line {number} of {path} is not valid JSON ({error}); delete it if a write was interrupted."
+                ) from error
     return values

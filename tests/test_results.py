@@ -76,7 +76,7 @@ STUDIES = [
     ("gsm8k", "lossless-gsm8k", 3),
     ("scitldr", "qwen-coder-scitldr", 5),
     ("scitldr-t0", "qwen-coder-scitldr-t0", 5),
-    ("cnndm", "qwen-coder-cnndm", 1),
+    ("cnndm", "qwen-coder-cnndm", 2),
     ("scitldr-t0.7-k20-p0.8", "qwen-coder-scitldr-t0.7-k20-p0.8", 5),
 ]
 

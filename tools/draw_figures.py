@@ -25,7 +25,7 @@ ORIGINS = {
 }
 TOKENS_WIDTH = 560  # narrow enough for phones
 ANSWERS = {
-    "lossless": "Lossless: the distribution of the target",
+    "lossless": "Lossless, the distribution of the target",
     "static:0.2": "Fixed weight on the target (static), 0.2",
     "diversed": "DIVERSED, a trained head",
 }
@@ -45,8 +45,8 @@ def answers_picture() -> str:
     answers = json.loads((RESULTS / "real" / "answers-scitldr.json").read_text())["answers"]
     y, parts = TOP, []
     for name, pieces in answers.items():
-        forwards = 1 + sum(origin in ("residual", "bonus") for _, origin in pieces)  # the last one draws the EOS token
-        parts.append(_words(10, y + 14, f"{ANSWERS[name]}: {forwards} target forwards", "font-weight:bold"))
+        forwards = 1 + sum(origin in ("residual", "bonus") for _, origin in pieces)  # one more forward ends the text
+        parts.append(_words(10, y + 14, f"{ANSWERS[name]} ({forwards} target forwards)", "font-weight:bold"))
         x, y = 10.0, y + LINE
         for text, origin in pieces:
             text = text.replace("\n", "⏎")

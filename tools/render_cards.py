@@ -18,7 +18,12 @@ from tools.figures import MIXTURE_HEAD, RESULTS, TOKEN_HEAD
 
 ROOT = Path(__file__).parent.parent
 NAMES = {PLAIN, *VERIFIERS}
-# Published heads, and the study with the results of their cards.
+# The studies of the published heads, and for each head the one with the results of its card.
+STUDIES = {
+    "temperature 1": "qwen-coder-scitldr",
+    "temperature 0.7, top-p 0.8 and top-k 20": "qwen-coder-scitldr-t0.7-k20-p0.8",
+    "temperature 0": "qwen-coder-scitldr-t0",
+}
 PUBLISHED = {TOKEN_HEAD: "qwen-coder-scitldr", MIXTURE_HEAD: "qwen-coder-scitldr-t0"}
 # Folders of their pair, and the original weights on the Hub.
 ORIGINALS = {
@@ -43,7 +48,7 @@ def cards() -> dict[Path, str]:
 
 def published_card(head: str, name: str) -> str:
     """Return the card of a published head, whose snippet loads the original weights from the Hub."""
-    study = json.loads((RESULTS / "real" / f"{name}.json").read_text())
+    study = read_study(name)
     own = f"{DIVERSED}:{head}"
     by_acceptance = sorted(study["records"], key=lambda row: row["acceptance_rate"] or 0.0)
     others = [row for row in by_acceptance if base_name(row["method"]) != DIVERSED]
@@ -52,16 +57,26 @@ def published_card(head: str, name: str) -> str:
     text = card(ROOT / head, study | {"provenance": source}, rows, source=head)
     for converted, original in ORIGINALS.items():
         text = text.replace(f'"{converted}"', f'"{original}"')
-    pair = (own, "target, lossless")
-    (found,) = (row for row in study["comparisons"] if (row["method"], row["minus"]) == pair)
-    drop, high, low = (-100 * value for value in (found["rouge1"], *found["rouge1_ci"]))
+    elsewhere = (f"at {at}, {drop(own, other)}" for at, other in STUDIES.items() if other != name)
     last = len(study["provenance"]["evaluations"]) - 1
     text = text.replace(
         "seed 0.\n",
-        f"float32 on a CPU, seeds 0 to {last} for equal parts of the prompts. ROUGE-1 is {drop:.1f} points "
-        f"({low:.1f} to {high:.1f}) below exact decoding, the mean of `target` and `lossless`.\n",
+        f"float32 on a CPU, seeds 0 to {last} for equal parts of the prompts. ROUGE-1 is {drop(own, name)} points "
+        f"below exact decoding, the mean of `target` and `lossless`; {'; '.join(elsewhere)}.\n",
     )
     return text.replace("## The pair\n", f"## The pair\n\n{CONVERTED}")
+
+
+def read_study(name: str) -> dict:
+    return json.loads((RESULTS / "real" / f"{name}.json").read_text())
+
+
+def drop(method: str, study: str) -> str:
+    """Return how many points of ROUGE-1 a method is below exact decoding, with its interval."""
+    pair = (method, "target, lossless")
+    (found,) = (row for row in read_study(study)["comparisons"] if (row["method"], row["minus"]) == pair)
+    value, high, low = (-100 * each for each in (found["rouge1"], *found["rouge1_ci"]))
+    return f"{value:.1f} ({low:.1f} to {high:.1f})"
 
 
 def card(folder: Path, evaluation: dict, rows: list[dict], source: str | None = None) -> str:

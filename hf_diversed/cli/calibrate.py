@@ -118,7 +118,10 @@ def calibrate(
         console.print(_table(tested, scored.metric, max_quality_drop))
     if not found:
         notes.print(f"No strictness was found for a drop of {max_quality_drop:g}, so the head is unchanged.")
-        notes.print("With more prompts (--num-examples) and another --output, smaller drops can be excluded.")
+        notes.print(
+            "More prompts (--num-examples) can exclude smaller drops. Pass another --output; each further calibration "
+            "adds its own probability of error."
+        )
         raise typer.Exit(1)
     notes.print(
         f"The head's default strictness is now {strictness:g}: a drop of at most {max_quality_drop:g} at "

@@ -40,8 +40,8 @@ class TrainArguments:
     eval_data_file: str | None = option(None, "JSON Lines file of held-out prompts.")
     eval_split: str | None = option(
         None,
-        "Split of the held-out prompts; by default validation if the task has it, else unused records of the training "
-        "prompts' split or file.",
+        "Split of the held-out prompts, without data files; by default validation if the task has it, else unused "
+        "records of the training split.",
     )
     num_examples: int = option(1024, "Number of training prompts; a smaller data file is used whole.")
     num_eval_examples: int = option(1024, "Number of held-out prompts that choose the best head.")
@@ -191,7 +191,10 @@ def load_rows(
     from hf_diversed.tasks import prompt_rows
 
     if arguments.eval_split and (arguments.data_file or arguments.eval_data_file):
-        raise ValueError("--eval-split is a split of the task's dataset; with a file, pass --eval-data-file instead.")
+        raise ValueError(
+            f"--eval-split cannot be combined with --data-file or --eval-data-file, got {arguments.eval_split!r}; "
+            "drop it, or the files."
+        )
     n, n_eval = arguments.num_examples, arguments.num_eval_examples if held_out else 0
     split = arguments.eval_split or ("validation" if "validation" in task.splits else "train")
     files = [name and Path(name).resolve() for name in (arguments.data_file, arguments.eval_data_file)]

@@ -24,7 +24,7 @@ from hf_diversed.zoo.loader import Pair
 # Strict to permissive. Below the last one nearly every draft token is accepted.
 STRICTNESSES = tuple(place / 20 for place in range(19, 0, -1))
 _LARGEST_BET = 0.75  # below 1, so that a single prompt cannot end the test
-# Bets suit level 0.05 at any confidence, so that decisions are monotone in it.
+# Bets are those for level 0.05 at any confidence, so that a lower confidence never passes fewer values.
 _LOG_INVERSE_LEVEL = math.log(1 / 0.05)
 
 

@@ -12,7 +12,6 @@ from hf_diversed.verifiers.base import check_range
 
 _INF = float("inf")
 _RANGES = {
-    "per_device_train_batch_size": (2, _INF),  # the baseline is a mean of other rollouts
     "generation_batch_size": (1, _INF),
     "num_generations": (1, _INF),
     "num_iterations": (1, _INF),
@@ -154,6 +153,8 @@ class DiversedConfig(TrainingArguments):
                 f"per_device_train_batch_size must be a multiple of num_generations={self.num_generations}, got "
                 f"{self.per_device_train_batch_size}: each device draws whole groups."
             )
+        if self.per_device_train_batch_size * self.world_size < 2:  # a single rollout has advantage 0
+            raise ValueError("per_device_train_batch_size must be at least 2 on one device, got 1.")
         saves, evaluates = self.save_strategy == SaveStrategy.STEPS, self.eval_strategy == IntervalStrategy.STEPS
         for name in ["max_steps"] + ["save_steps"] * saves + ["eval_steps"] * evaluates:
             steps = getattr(self, name)

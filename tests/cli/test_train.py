@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from hf_diversed import DiversedHead
-from hf_diversed.cli.train import TrainArguments, load_rows, parse
+from hf_diversed.cli.train import TrainArguments, build_trainer, load_rows, parse
 from hf_diversed.tasks import get_task
 from tests.commands import refused, succeed
 
@@ -87,6 +87,16 @@ def test_held_out_rows_are_never_trained_on(tmp_path):
         assert not {row["question"] for row in rows} & {row["question"] for row in held_out}
         assert (len(rows), len(held_out)) == (6, 4)
     assert [row["question"] for row in held_out] != ["Q6", "Q7", "Q8", "Q9"]  # a file may be sorted
+    arguments.eval_split = "test"
+    with pytest.raises(ValueError, match="--eval-split cannot be combined with --data-file"):
+        load_rows(arguments, get_task("gsm8k"), seed=0, held_out=True)
     arguments = TrainArguments(task="math", num_examples=20, num_eval_examples=20)
     rows, held_out = load_rows(arguments, get_task("math"), seed=0, held_out=True)
     assert not {row["prompt"] for row in rows} & {row["prompt"] for row in held_out}
+
+
+def test_rollouts_are_as_long_as_the_answers_of_the_task(tmp_path):
+    """Catches rollouts of a task with long answers that are all cut off."""
+    few = ["--num-examples", "2", "--num-eval-examples", "2", "--output-dir", str(tmp_path)]
+    for task, length in (("math", 128), ("summary", 64)):
+        assert build_trainer(*parse(["--task", task, *few])).args.max_completion_length == length

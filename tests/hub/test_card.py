@@ -54,7 +54,7 @@ def make_evaluation(task: str = "gsm8k") -> dict:
 
 def make_training() -> dict:
     settings = {"learning_rate": 0.0375, "max_steps": 160, "max_quality_drop": 0.0125, "acceptance_coef": None}
-    return {"seed": 77, "step": 120, "training": settings}
+    return {"seed": 77, "step": 120, "training": settings, "options": {"chat": True}}
 
 
 def cards() -> dict[str, str]:

@@ -31,7 +31,7 @@ BEST = EVALUATED | {"load_best_model_at_end": True}
         ({"acceptance_coef": float("nan")}, "`acceptance_coef` must lie"),
         ({"initial_lenience": 0.0}, r"`initial_lenience` must lie in \[0.0001, 1\], got 0.0"),
         ({"baseline": "prompt", "num_generations": 1}, "needs num_generations of at least 2, got 1"),
-        ({"per_device_train_batch_size": 1, "num_generations": 1}, r"per_device_train_batch_size` must lie in \[2, inf"),
+        ({"per_device_train_batch_size": 1, "num_generations": 1}, "must be at least 2 on one device, got 1"),
         ({"push_to_hub": True}, "publish the saved head with `hf-diversed push`"),
         ({"num_generations": 3}, "per_device_train_batch_size must be a multiple of num_generations=3"),
         ({"max_steps": 5}, "max_steps must be a positive multiple of num_iterations=2, got 5"),

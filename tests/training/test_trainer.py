@@ -46,6 +46,14 @@ def test_run(done):
         assert all(math.isfinite(value) for value in line.values())
 
 
+def test_runs_that_teach_nothing(tmp_path, caplog):
+    """Catches an endless loop without prompts, and rewards of completions of which none is complete."""
+    with pytest.raises(ValueError, match="train_dataset is empty"):
+        runs.trained(tmp_path, train_dataset=[])
+    runs.trained(tmp_path, max_completion_length=2, max_steps=2)
+    assert "ended within max_completion_length=2" in caplog.text
+
+
 def test_weighted_sum_of_several_rewards(tmp_path):
     """Catches weights that are ignored or applied to the wrong reward, and a None that counts as 0."""
 

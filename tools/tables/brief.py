@@ -73,10 +73,12 @@ def render() -> str:
     sizes = dict.fromkeys(
         f"{figures(task.scores)[0].n} prompts of {re.split('[ ,]', task.label)[0]}" for task in TASKS
     )
-    timed = " and ".join(str(figures(task.seconds)[0].n) for task in TASKS if task.seconds)
+    timed = " and ".join(
+        f"{figures(task.seconds)[0].n} prompts of {task.label.partition(' ')[0]}" for task in TASKS if task.seconds
+    )
     setting = (
         "Means per answer; Qwen2.5-Coder Instruct 1.5B with 0.5B, from 4-bit weights, 5 draft tokens per round. "
-        f"{', '.join(sizes)}. Seconds: {timed} of them, batch size 1, bfloat16, two CPU threads. The heads are token "
+        f"Scores: {', '.join(sizes)}. Seconds: {timed}, batch size 1, bfloat16, two CPU threads. The heads are token "
         "heads, except in the first row, which has the better of two, a mixture head. transformers' scores were not "
         "measured; it is lossless. [Intervals, more methods](docs/results.md)."
     )
@@ -84,8 +86,7 @@ def render() -> str:
 
 
 def _cell(task: Task, method: str) -> str:
-    """Return "5.4 s", "50.4% right" in two lines, or the one that was measured; without seconds, target forwards and
-    ROUGE-2."""
+    """Return the lines of a cell: seconds, or else target forwards, and the score; "-" without both."""
     label = task.head if method == "diversed" else method
     studies = (task.scores, *filter(None, [task.seconds]))
     found = {each.metric: each.value for study in studies for each in figures(study) if each.method == label}
