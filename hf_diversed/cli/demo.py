@@ -147,8 +147,8 @@ def _table(rows: list[Row], right: list[float], num_prompts: int) -> Table:
 _ORIGINS = {
     "draft": ("accepted draft token", "green"),
     "relaxed": ("relaxed: lossless would reject", "black on yellow"),
-    "residual": ("residual token", "magenta"),
-    "bonus": ("bonus token", "cyan"),
+    "residual": ("residual", "magenta"),
+    "bonus": ("bonus", "cyan"),
 }
 
 
