@@ -5,13 +5,18 @@ from functools import partial
 import torch
 
 
+def has_bfloat16_instructions() -> bool:
+    """Return whether this CPU has instructions for bfloat16; without them, float32 is many times as fast."""
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
 def pack_linear_layers(model: torch.nn.Module) -> None:
     """Store the weights of linear layers on the CPU in oneDNN's blocked layout.
 
     The layers are those in float32, and in bfloat16 where the CPU has instructions for it. Forward passes are faster
     and give the same results up to rounding, but cannot be compiled. The weights must not change afterwards.
     """
-    dtypes = {torch.float32} | ({torch.bfloat16} if torch.ops.mkldnn._is_mkldnn_bf16_supported() else set())
+    dtypes = {torch.float32} | ({torch.bfloat16} if has_bfloat16_instructions() else set())
     # A function of this file would count as user code, and finished rows would stay in the batch.
     operation = partial(torch.ops.mkldnn._linear_pointwise, attr="none", scalars=[], algorithm="")
     for layer in model.modules():

@@ -51,7 +51,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from benchmarks import packaged
-from benchmarks.cpu_layers import pack_linear_layers
+from benchmarks.cpu_layers import has_bfloat16_instructions, pack_linear_layers
 from hf_diversed.evaluation import Bootstrap, EvaluationSettings, Results, evaluate, read_results, summarize
 from hf_diversed.evaluation.decoder import Method, MethodLike
 from hf_diversed.evaluation.statistics import MethodTable
@@ -587,8 +587,12 @@ def _arguments() -> argparse.Namespace:
     add("--batch-sizes", default=[1, 8], type=lambda text: [int(size) for size in text.split(",")])
     add("--threads", type=int, help="Number of torch's threads.")
     add("--device", default="cpu")
-    add("--dtype", default="bfloat16")
-    return parser.parse_args()
+    add("--dtype", help="By default bfloat16, or float32 on a CPU without instructions for bfloat16.")
+    arguments = parser.parse_args()
+    if arguments.dtype is None:
+        fast = arguments.device != "cpu" or has_bfloat16_instructions()
+        arguments.dtype = "bfloat16" if fast else "float32"
+    return arguments
 
 
 if __name__ == "__main__":

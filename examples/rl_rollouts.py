@@ -23,7 +23,7 @@ def main() -> None:
     if not build_verifier(options.verifier).has_emitted_probs:
         parser.error(
             f"{options.verifier!r} has no emitted distribution, so its rollouts have no importance weights; use "
-            "lossless, static, spec_cascade, fuzzy, contrastive or block."
+            "lossless, static, fuzzy or block."
         )
 
     torch.manual_seed(0)

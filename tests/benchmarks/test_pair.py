@@ -226,3 +226,11 @@ def test_a_report_of_summaries_follows_from_its_copies(tmp_path):
     assert "text" not in copies[1].entries[LOSSLESS, 0, 0]["rows"]
     computed = [pair_study.without_times(record) for record in pair_study.summarize_parts(copies)]
     assert json.loads(json.dumps(computed)) == report["records"]
+
+
+@pytest.mark.parametrize(("has_instructions", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_default_dtype_suits_the_cpu(has_instructions, dtype, monkeypatch):
+    """Catches a sample that takes hours in bfloat16 without instructions for it."""
+    monkeypatch.setattr(pair_study, "has_bfloat16_instructions", lambda: has_instructions)
+    monkeypatch.setattr("sys.argv", ["pair"])
+    assert pair_study._arguments().dtype == dtype
