@@ -6,7 +6,7 @@ import torch
 
 
 def has_bfloat16_instructions() -> bool:
-    """Return whether this CPU has instructions for bfloat16; without them, float32 is many times as fast."""
+    """Return whether this CPU has instructions for bfloat16."""
     return torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 

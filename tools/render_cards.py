@@ -57,7 +57,7 @@ def published_card(head: str, name: str) -> str:
     text = card(ROOT / head, study | {"provenance": source}, rows, source=head)
     for converted, original in ORIGINALS.items():
         text = text.replace(f'"{converted}"', f'"{original}"')
-    elsewhere = (f"at {at}, {drop(own, other)}" for at, other in STUDIES.items() if other != name)
+    elsewhere = (f"{drop(own, other)} points at {at}" for at, other in STUDIES.items() if other != name)
     last = len(study["provenance"]["evaluations"]) - 1
     text = text.replace(
         "seed 0.\n",

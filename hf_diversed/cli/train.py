@@ -159,7 +159,7 @@ def build_trainer(arguments: TrainArguments, settings: "DiversedConfig") -> "Div
     execution = {"allow_code_execution": arguments.allow_code_execution}
     execution["allow_unsafe_code_execution"] = arguments.allow_unsafe_code_execution
     task = load_task(arguments.task, *execution.values())
-    if settings.max_completion_length is None:
+    if settings.max_completion_length is None:  # not given
         settings.max_completion_length = task.max_new_tokens
     rewards = [load_reward(name, **execution) for name in arguments.reward_funcs or [f"task:{task.name}"]]
     rows, held_out = load_rows(arguments, task, settings.seed, held_out=settings.eval_strategy != "no")

@@ -61,7 +61,7 @@ class Math(EmbeddedTask):
 
     def score(self, completion: str, record: Record) -> float:
         """Return 1.0 if the completion ends in `The answer is N.` with the right number, else 0.0."""
-        return float(self._number(completion) == record["answer"])
+        return float(self._number(completion) == str(record["answer"]))
 
     def _number(self, completion: str) -> str | None:
         match = _ANSWER.search(self.trim(completion))

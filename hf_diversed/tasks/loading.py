@@ -9,9 +9,6 @@ from hf_diversed.tasks.base import Task
 from hf_diversed.tasks.embedded import EmbeddedTask
 
 
-_LISTS = ("tldr", "test_list")  # columns that may hold a list of texts
-
-
 def load_records(
     task: Task, split: str, n: int | None = None, seed: int = 0, data_file: str | Path | None = None
 ) -> list[dict[str, Any]]:
@@ -26,8 +23,8 @@ def load_records(
         data_file: JSON Lines file with the dataset's columns, read instead of the task's source.
 
     Raises:
-        ValueError: if the split does not exist, `n` is below 1 or above the number of records, a column is missing or
-            not text, or the file is not valid JSON Lines.
+        ValueError: if the split does not exist, `n` is below 1 or above the number of records, a column is missing, or
+            the file is not valid JSON Lines.
     """
     if data_file is not None:
         return choose(parse_lines(Path(data_file), task), n, seed, str(data_file))
@@ -97,9 +94,3 @@ def _check_columns(record: dict[str, Any], where: str, task: Task) -> None:
         raise ValueError(
             f"{where} lacks {', '.join(map(repr, missing))}, which task {task.name!r} needs; it has {sorted(record)}."
         )
-    for name in task.columns:
-        value, may_be_list = record[name], name in _LISTS
-        values = value if may_be_list and isinstance(value, list) else [value]
-        if not values or not all(isinstance(each, str) for each in values):
-            form = "text, or a list of texts," if may_be_list else "text"
-            raise ValueError(f"{where} must hold {form} in {name!r}, got {value!r:.60}.")

@@ -154,7 +154,10 @@ class DiversedConfig(TrainingArguments):
                 f"{self.per_device_train_batch_size}: each device draws whole groups."
             )
         if self.per_device_train_batch_size * self.world_size < 2:  # a single rollout has advantage 0
-            raise ValueError("per_device_train_batch_size must be at least 2 on one device, got 1.")
+            raise ValueError(
+                "per_device_train_batch_size must be at least 2 on one device, got "
+                f"{self.per_device_train_batch_size}."
+            )
         saves, evaluates = self.save_strategy == SaveStrategy.STEPS, self.eval_strategy == IntervalStrategy.STEPS
         for name in ["max_steps"] + ["save_steps"] * saves + ["eval_steps"] * evaluates:
             steps = getattr(self, name)

@@ -230,7 +230,7 @@ def test_a_report_of_summaries_follows_from_its_copies(tmp_path):
 
 @pytest.mark.parametrize(("has_instructions", "dtype"), [(True, "bfloat16"), (False, "float32")])
 def test_default_dtype_suits_the_cpu(has_instructions, dtype, monkeypatch):
-    """Catches a sample that takes hours in bfloat16 without instructions for it."""
+    """Catches bfloat16 on a CPU without instructions for it, which then has no packed layers."""
     monkeypatch.setattr(pair_study, "has_bfloat16_instructions", lambda: has_instructions)
     monkeypatch.setattr("sys.argv", ["pair"])
     assert pair_study._arguments().dtype == dtype

@@ -23,7 +23,8 @@ from hf_diversed.tasks.summaries import rouge2
 )
 def test_math_reads_the_last_sentence(completion: str, score: float):
     """Catches a number elsewhere in the text that counts as the answer."""
-    assert get_task("math").score(completion, {"answer": "7"}) == score
+    for answer in ("7", 7):  # a data file may have numbers
+        assert get_task("math").score(completion, {"answer": answer}) == score
 
 
 def test_rouge_counts_bigrams():
